@@ -135,21 +135,27 @@ impl Vcpu {
                     self.meter.is_for(Purpose::WriteFault);
                 }
             }
-            Ok(refused @ (Answer::Skip | Answer::ExternalAbort)) => self.refused(refused, esr, far, ipa),
+            Ok(refused @ (Answer::Skip | Answer::ExternalAbort | Answer::Absent(_))) => {
+                self.refused(refused, esr, far, ipa);
+            }
             // The `GuestFault` is made anew here: printing the first one would force it into memory on every fault.
             Err(error) => self.vm.fail(format_args!("{:x?}: {error}", GuestFault { ipa, kind, access })),
         }
     }
 
-    /// Nothing is mapped there: the guest skips the access, or takes an abort.
+    /// Nothing is mapped there: the guest skips the access, or takes an abort. No page is absent, since no store is
+    /// attached.
     #[cold]
     #[inline(never)]
     fn refused(&mut self, answer: Answer, esr: u64, far: u64, ipa: Ipa) {
-        if answer == Answer::Skip {
-            return self.context.skip();
+        match answer {
+            Answer::Skip => self.context.skip(),
+            Answer::Absent(absent) => self.vm.fail(format_args!("{absent:x?}: there is no page store")),
+            Answer::ExternalAbort | Answer::Retry(_) => {
+                self.stats.external();
+                abort::refuse(self.vm.memory(), &mut self.context, esr, far, ipa);
+            }
         }
-        self.stats.external();
-        abort::refuse(self.vm.memory(), &mut self.context, esr, far, ipa);
     }
 
     /// Handles an abort whose cause is not the content of the tables.

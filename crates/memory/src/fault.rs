@@ -21,52 +21,15 @@ use twofold_stage2::{
     Access, Attributes, Coalesced, Execute, Grant, Ipa, IpaRange, Level, Lock, Mapped, Platform, Relaxed, Window,
 };
 
+use crate::answer::{Answer, Done};
+use crate::async_fault::AbsentPage;
 use crate::dirty::log::Running;
 use crate::frames::{FRAME, HUGE_PAGE};
 use crate::guest::{Error, GuestMemory, Pages};
+use crate::guest_fault::GuestFault;
 use crate::preallocated::{FittingLeaf, Preallocated};
 use crate::ram::Ram;
 use crate::slots::{Content, Memslot};
-
-/// A stage-2 fault of the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GuestFault {
-    /// The guest-physical address.
-    pub ipa: Ipa,
-    /// Why the access was stopped.
-    pub kind: FaultKind,
-    /// The access that the guest made.
-    pub access: AccessKind,
-}
-
-/// What the caller does after a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Answer {
-    /// Let the guest repeat the access.
-    Retry(Done),
-    /// Raise a synchronous external abort in the guest: there is no memory or device, or it does not allow the access.
-    ExternalAbort,
-    /// Continue the guest after the instruction: cache maintenance where there is no memory has nothing to do. As in
-    /// KVM, a guest may clean more than it has mapped.
-    Skip,
-}
-
-/// What [`GuestMemory::fault`] did before the guest repeats the access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
-    /// A leaf was mapped.
-    Mapped {
-        /// The leaf's level.
-        level: Level,
-        /// Whether frames were zeroed for it, because they were never touched before.
-        first_touch: bool,
-    },
-    /// A leaf that was mapped already allows more accesses now.
-    Widened,
-    /// Everything was in place: this CPU's TLB was stale, and is invalidated.
-    Stale,
-}
 
 impl<P: Platform> GuestMemory<P> {
     /// Answers a fault. Several vCPUs may fault at once.
@@ -82,10 +45,31 @@ impl<P: Platform> GuestMemory<P> {
             return answer;
         }
         match fault.kind {
-            FaultKind::Translation => self.map(fault),
+            // Only mapping uses grants, and only there pages may be absent.
+            FaultKind::Translation => match self.map(fault) {
+                Err(error) => self.map_again(fault, error),
+                answer => answer,
+            },
             FaultKind::Permission if fault.access == AccessKind::Write => self.allow_write(fault.ipa),
             FaultKind::Permission => self.allow(fault),
             FaultKind::AccessFlag => self.relax(fault, Access::NONE),
+        }
+    }
+
+    /// The answer after an attempt to map that failed. Where memory was withdrawn meanwhile, perhaps that of another
+    /// page, the fault starts again.
+    #[cold]
+    #[inline(never)]
+    fn map_again(&self, fault: &GuestFault, mut error: Error) -> Result<Answer, Error> {
+        loop {
+            match error {
+                Error::Stage2(twofold_stage2::Error::Withdrawn { .. }) => match self.map(fault) {
+                    Err(again) => error = again,
+                    answer => return answer,
+                },
+                Error::Absent { page, .. } => return Ok(Answer::Absent(AbsentPage { page, fault: *fault })),
+                error => return Err(error),
+            }
         }
     }
 
@@ -122,14 +106,16 @@ impl<P: Platform> GuestMemory<P> {
             return answer;
         }
         let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
-        let (grant, first_touch) = self.make_ready(page, ram, Level::L3)?;
+        let Some((grant, first_touch)) = self.make_ready(page, ram, Level::L3) else {
+            return self.map_single(page, slot, ram, fault, None);
+        };
         let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
         self.note_writes(slot, page..page + FRAME);
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
 
-    /// Maps the huge page around `page` as a block, or returns `None` if it does not fit the slot. RAM has no larger
-    /// blocks: 1 GiB would have to be zeroed in one fault.
+    /// Maps the huge page around `page` as a block, or returns `None` if it does not fit the slot or is not whole. RAM
+    /// has no larger blocks: 1 GiB would have to be zeroed in one fault.
     #[inline(never)]
     fn map_huge_page(
         &self,
@@ -139,8 +125,8 @@ impl<P: Platform> GuestMemory<P> {
         fault: &GuestFault,
     ) -> Option<Result<Answer, Error>> {
         block_around(page, &slot.range)?;
-        let ready = self.make_ready(page, ram, Level::L2);
-        Some(ready.and_then(|(grant, first_touch)| self.map_ready(Level::L2, grant, slot, first_touch, fault)))
+        let (grant, first_touch) = self.make_ready(page, ram, Level::L2)?;
+        Some(self.map_ready(Level::L2, grant, slot, first_touch, fault))
     }
 
     /// Maps preallocated memory by the largest leaf that fits.
@@ -222,7 +208,7 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Maps a leaf.
     #[inline(always)]
-    fn map_leaf(
+    pub(crate) fn map_leaf(
         &self,
         level: Level,
         grant: Grant<'_, P>,
@@ -240,7 +226,10 @@ impl<P: Platform> GuestMemory<P> {
     #[cold]
     fn map_logged(&self, page: Ipa, slot: &Memslot, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
         let (grant, first_touch) = match &slot.content {
-            Content::Ram(ram) => self.make_ready(page, ram, Level::L3)?,
+            Content::Ram(ram) => match self.make_ready(page, ram, Level::L3) {
+                Some(ready) => ready,
+                None => return self.map_single(page, slot, ram, fault, Some(running)),
+            },
             Content::Preallocated(preallocated) => {
                 (self.stage2.grant(&preallocated.frames, page, FRAME).ok_or(Error::NoRam { ipa: page })?, false)
             }
@@ -260,18 +249,19 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Backs a page and makes it ready; for a leaf of level 2, the huge page around it. Returns the right to map it,
-    /// and whether frames were zeroed. The slot's lock is released before the caller maps.
+    /// and whether frames were zeroed; `None` if there is no whole huge page. The slot's lock is released before the
+    /// caller maps. The grant is made under it: from then on, a withdrawal of this memory makes it stale.
     #[inline(always)]
-    fn make_ready(&self, page: Ipa, ram: &Lock<Ram>, level: Level) -> Result<(Grant<'_, P>, bool), Error> {
+    fn make_ready(&self, page: Ipa, ram: &Lock<Ram>, level: Level) -> Option<(Grant<'_, P>, bool)> {
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
         let mut ram = ram.lock(platform);
-        let mut backed = ram.back(page, &self.frames, &self.stage2).ok_or(Error::NoFrames { ipa: page })?;
+        let mut backed = ram.back(page, &self.frames, &self.stage2)?;
         let (zeroed, grant) = match level {
             Level::L2 => (backed.make_huge_page_ready(platform, features), backed.huge_page_grant(&self.stage2)),
             _ => (backed.make_ready(platform, features), backed.grant(&self.stage2)),
         };
         // The frames were lent to these tables for the slot's addresses, so there is a grant.
-        Ok((grant.ok_or(Error::NoRam { ipa: page })?, zeroed))
+        Some((grant?, zeroed))
     }
 
     /// Maps a device's registers by the largest leaf that fits. After an unmap of a part, smaller mappings may be left
@@ -300,7 +290,13 @@ impl<P: Platform> GuestMemory<P> {
     /// The answer after a leaf was mapped, which is counted. If the leaf was mapped already, the guest faulted for
     /// another reason, or its fault was stale.
     #[inline(always)]
-    fn mapped(&self, mapped: Mapped, level: Level, first_touch: bool, fault: &GuestFault) -> Result<Answer, Error> {
+    pub(crate) fn mapped(
+        &self,
+        mapped: Mapped,
+        level: Level,
+        first_touch: bool,
+        fault: &GuestFault,
+    ) -> Result<Answer, Error> {
         if let Mapped::Already(_) = mapped {
             return self.allow(fault);
         }
@@ -345,6 +341,9 @@ impl<P: Platform> GuestMemory<P> {
             Some(slot) if slot.writable => slot,
             _ => return Ok(Answer::ExternalAbort),
         };
+        if self.swap.is_some() {
+            self.end_copy(slot, ipa);
+        }
         if let Some((running, log)) = slot.tracking.running_log() {
             return answer(self.relax_logged(slot, log, ipa, running));
         }

@@ -17,6 +17,8 @@ use twofold_stage2::{Donated, Error, Features, FrameMap, Geometry, Pa, Root, Run
 pub(crate) const FRAME: u64 = 4096;
 /// Bytes in a huge page, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
 pub const HUGE_PAGE: u64 = FrameMap::SPAN;
+/// Frames in a huge page, and in a map.
+pub(crate) const PAGES: u64 = HUGE_PAGE / FRAME;
 
 /// Free frames, for guests and tables.
 pub struct Frames {
@@ -27,6 +29,22 @@ pub struct Frames {
     free_frames: u64,
     tables_taken: u64,
     tables_given: u64,
+    data: Data,
+}
+
+/// The frames that hold the guest's data, and how many may.
+#[derive(Clone, Copy)]
+struct Data {
+    /// Frames that back the guest's RAM, those with I/O in flight included.
+    taken: u64,
+    /// The most that `taken` may become.
+    limit: u64,
+    /// Free frames that are left to tables.
+    reserve: u64,
+}
+
+impl Data {
+    const UNLIMITED: Self = Self { taken: 0, limit: u64::MAX, reserve: 0 };
 }
 
 /// A donated range, in one map for each 2 MiB.
@@ -45,7 +63,15 @@ struct Range {
 impl Frames {
     /// No frames yet.
     pub fn new(features: Features) -> Self {
-        Self { features, ranges: Vec::new(), last: 0, free_frames: 0, tables_taken: 0, tables_given: 0 }
+        Self {
+            features,
+            ranges: Vec::new(),
+            last: 0,
+            free_frames: 0,
+            tables_taken: 0,
+            tables_given: 0,
+            data: Data::UNLIMITED,
+        }
     }
 
     /// Adds the whole frames of a range.
@@ -79,7 +105,7 @@ impl Frames {
     /// Takes a run of `count` frames, aligned to its size. `count` is a power of two. The run keeps its old content.
     /// `None` if there is no such run.
     pub fn take(&mut self, count: u64) -> Option<Run> {
-        let run = if count < PER_MAP { self.take_part(count) } else { self.take_whole(count) }?;
+        let run = if count < PAGES { self.take_part(count) } else { self.take_whole(count) }?;
         self.free_frames -= count;
         Some(run)
     }
@@ -123,6 +149,49 @@ impl Frames {
         let run = self.take(size / FRAME)?;
         self.tables_taken += geometry.root_tables() as u64;
         Some(run.into_root(geometry).map_err(|run| Error::Root { root: run.pa(), size }))
+    }
+
+    /// Takes frames for the guest's data, within the limit. The reserve is left to tables.
+    pub(crate) fn take_data(&mut self, count: u64) -> Option<Run> {
+        if count > self.data_room() {
+            return None;
+        }
+        let run = self.take(count)?;
+        self.data.taken += count;
+        Some(run)
+    }
+
+    /// Takes back frames that held the guest's data.
+    pub(crate) fn give_data(&mut self, run: Run) {
+        self.data.taken -= run.size() / FRAME;
+        self.give_own(run);
+    }
+
+    /// How many more frames may hold data.
+    #[inline]
+    pub(crate) fn data_room(&self) -> u64 {
+        let Data { taken, limit, reserve } = self.data;
+        limit.saturating_sub(taken).min(self.free_frames.saturating_sub(reserve))
+    }
+
+    /// Frames that hold the guest's data, and the most that may.
+    pub(crate) fn data(&self) -> (u64, u64) {
+        (self.data.taken, self.data.limit)
+    }
+
+    /// Sets the most frames that may hold data.
+    pub(crate) fn limit_data(&mut self, limit: u64) {
+        self.data.limit = limit;
+    }
+
+    /// Sets how many free frames are left to tables.
+    pub(crate) fn reserve_for_tables(&mut self, frames: u64) {
+        self.data.reserve = frames;
+    }
+
+    /// Forgets the guest, which is destroyed.
+    pub(crate) fn end_guest(&mut self) {
+        self.data = Data::UNLIMITED;
     }
 
     /// Takes back a run that was taken here.
@@ -198,11 +267,11 @@ impl Range {
 
     /// One map or more, as one run.
     fn take_whole(&mut self, count: u64) -> Option<Run> {
-        if count > PER_MAP {
-            return self.take_maps((count / PER_MAP) as usize);
+        if count > PAGES {
+            return self.take_maps((count / PAGES) as usize);
         }
         // A map that is passed over stays unusable for later calls, until frames come back.
-        self.first_whole += self.maps[self.first_whole..].iter().take_while(|map| map.free() < PER_MAP).count();
+        self.first_whole += self.maps[self.first_whole..].iter().take_while(|map| map.free() < PAGES).count();
         self.maps.get_mut(self.first_whole)?.take(count)
     }
 
@@ -211,10 +280,10 @@ impl Range {
     fn take_maps(&mut self, count: usize) -> Option<Run> {
         let number = self.start.raw() / HUGE_PAGE;
         let aligned = |at: &usize| (number + *at as u64).is_multiple_of(count as u64);
-        let is_whole = |maps: &[FrameMap]| maps.iter().all(|map| map.free() == PER_MAP);
+        let is_whole = |maps: &[FrameMap]| maps.iter().all(|map| map.free() == PAGES);
         let mut starts = (0..self.maps.len().checked_sub(count - 1)?).filter(aligned);
         let at = starts.find(|at| is_whole(&self.maps[*at..*at + count]))?;
-        let mut parts = self.maps[at..at + count].iter_mut().filter_map(|map| map.take(PER_MAP));
+        let mut parts = self.maps[at..at + count].iter_mut().filter_map(|map| map.take(PAGES));
         let first = parts.next()?;
         // They are adjacent, so the join never fails.
         Some(parts.fold(first, |run, next| run.join(next).unwrap_or_else(|(run, _)| run)))
@@ -231,7 +300,7 @@ impl Range {
             debug_assert!(given.is_ok(), "{given:?} lies in the range");
             self.first_free = self.first_free.min(at);
             self.last = at;
-            if self.maps[at].free() == PER_MAP {
+            if self.maps[at].free() == PAGES {
                 self.first_whole = self.first_whole.min(at);
             }
             rest = behind;
@@ -241,8 +310,5 @@ impl Range {
 
 /// Frames of a map that is partly used, or that has less than 2 MiB.
 fn take_if_broken(map: &mut FrameMap, count: u64) -> Option<Run> {
-    if map.free() == PER_MAP { None } else { map.take(count) }
+    if map.free() == PAGES { None } else { map.take(count) }
 }
-
-/// Frames in a map.
-const PER_MAP: u64 = HUGE_PAGE / FRAME;

@@ -4,6 +4,7 @@
 //! Invariant: data that several vCPUs change is in a lock, or is a count that orders nothing. The lock order is a
 //! slot's backing, then the frames. Neither is held while the engine works on the tables.
 
+use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::{
@@ -12,7 +13,10 @@ use twofold_stage2::{
 };
 
 use crate::frames::{FRAME, Frames};
-use crate::slots::{Content, Refused, Slot, SlotError, SlotId, Slots};
+use crate::ram::Content as PageContent;
+use crate::slots::{Content, Memslot, Refused, Slot, SlotError, SlotId, Slots};
+use crate::swap::state::Swap;
+use crate::swap::store::Place;
 
 /// How large the mappings of a guest's RAM may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +35,8 @@ pub struct GuestMemory<P: Platform> {
     pub(crate) pages: Pages,
     pub(crate) leaves: Leaves,
     pub(crate) promoted: AtomicU64,
+    /// The page store, if there is one.
+    pub(crate) swap: Option<Box<Swap>>,
     #[cfg(feature = "baselines")]
     pub(crate) baselines: crate::baselines::Baselines,
 }
@@ -75,6 +81,31 @@ pub enum Error {
         /// The guest's address.
         ipa: Ipa,
     },
+    /// The page is not in memory, or no frame is free for it. [Bring](GuestMemory::bring) it, and go on when it has
+    /// arrived. Only with a page store.
+    #[error("the page at {page} is not in memory: bring it and go on after {done} bytes")]
+    Absent {
+        /// The page.
+        page: Ipa,
+        /// The number of bytes that were read or written before it.
+        done: u64,
+    },
+    /// The page was touched already.
+    #[error("the page at {ipa} was touched already")]
+    Touched {
+        /// The page.
+        ipa: Ipa,
+    },
+    /// Pages of the slot are on their way out or in, or are pinned.
+    #[error("the slot from {start} has {in_flight} pages in flight and {pinned} pinned: complete and unpin them")]
+    InUse {
+        /// The slot's first byte.
+        start: Ipa,
+        /// How many pages have I/O in flight.
+        in_flight: usize,
+        /// How many pages are pinned.
+        pinned: usize,
+    },
     /// The tables could not be changed.
     #[error("the guest's tables: {0}")]
     Stage2(#[from] twofold_stage2::Error),
@@ -108,6 +139,7 @@ impl<P: Platform> GuestMemory<P> {
             pages,
             leaves: Leaves::default(),
             promoted: AtomicU64::new(0),
+            swap: None,
             #[cfg(feature = "baselines")]
             baselines: Default::default(),
         })
@@ -128,17 +160,27 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// # Errors
     ///
-    /// [`SlotError::Gone`] if the slot was removed before; [`Error::Stage2`] if its tables cannot be emptied: the slot
-    /// stays then.
+    /// [`SlotError::Gone`] if the slot was removed before; [`Error::InUse`] if pages of it are in flight or pinned;
+    /// [`Error::Stage2`] if its tables cannot be emptied. The slot stays then.
     pub fn remove_slot(&mut self, slot: SlotId) -> Result<Option<Run>, Error> {
-        let range = self.slots.get(slot).ok_or(SlotError::Gone)?.range.clone();
+        let memslot = self.slots.get(slot).ok_or(SlotError::Gone)?;
+        let range = memslot.range.clone();
+        if let Content::Ram(ram) = &memslot.content {
+            let ram = ram.lock(self.stage2.platform());
+            let (in_flight, pinned) = (ram.in_flight(), ram.pins.count());
+            if in_flight > 0 || pinned > 0 {
+                return Err(Error::InUse { start: range.start, in_flight, pinned });
+            }
+        }
         // No block reaches beyond the slot, so none of another slot is split for this.
         let frames = self.frames.get_mut();
         let vacated = self.stage2.vacate(range, frames)?;
         let reclaim = |lent| reclaimed(vacated.reclaim(lent));
         match self.slots.remove(slot).map(|slot| slot.content) {
             Some(Content::Ram(ram)) => {
-                ram.into_inner().into_frames().filter_map(reclaim).for_each(|run| frames.give_own(run));
+                let discard = |place| discard(&self.swap, place);
+                ram.into_inner()
+                    .into_frames(discard, |lent| reclaim(lent).into_iter().for_each(|run| frames.give_data(run)));
                 Ok(None)
             }
             Some(Content::Preallocated(preallocated)) => Ok(reclaim(preallocated.frames)),
@@ -150,22 +192,28 @@ impl<P: Platform> GuestMemory<P> {
     /// those of the tables, return to the caller as [`Frames`]. [Preallocated](crate::Backing::Preallocated) memory of slots
     /// goes to `given`, run by run.
     ///
+    /// Requests of a page store that are in flight keep their frames: take them by
+    /// [`into_frame`](crate::swap::WriteRequest::into_frame), and give them to the result. All places are discarded.
+    ///
     /// No vCPU of the guest runs, and no CPU has its tables loaded.
     pub fn destroy(self, mut given: impl FnMut(Run)) -> Frames {
-        let Self { stage2, slots, frames, .. } = self;
+        let Self { stage2, slots, frames, swap, .. } = self;
         let mut frames = frames.into_inner();
         let (root, _) = stage2.destroy(&mut frames, Unwatched);
         let reclaim = |lent| reclaimed(root.reclaim(lent));
         for content in slots.into_contents() {
             match content {
                 Content::Ram(ram) => {
-                    ram.into_inner().into_frames().filter_map(reclaim).for_each(|run| frames.give_own(run));
+                    let discard = |place| discard(&swap, place);
+                    let give = |lent| reclaim(lent).into_iter().for_each(|run| frames.give_data(run));
+                    ram.into_inner().into_frames(discard, give);
                 }
                 Content::Preallocated(backing) => reclaim(backing.frames).into_iter().for_each(&mut given),
                 Content::Device(_) => {}
             }
         }
         frames.give_own(root.into_run());
+        frames.end_guest();
         frames
     }
 
@@ -190,6 +238,9 @@ impl<P: Platform> GuestMemory<P> {
         let removed = |leaf: Broken| {
             if let Some(log) = log.filter(|_| leaf.is_hardware_dirty()) {
                 log.mark(slot, &(leaf.ipa()..leaf.ipa() + FRAME));
+                if self.swap.is_some() {
+                    self.end_copy(slot, leaf.ipa());
+                }
             }
         };
         self.stage2.unmap(range.clone(), tables, removed)?.complete().free(tables);
@@ -211,30 +262,42 @@ impl<P: Platform> GuestMemory<P> {
     /// # Errors
     ///
     /// [`Error::NoRam`] with the first address that is not RAM, or [`Error::NoFrames`] with the first page that has no
-    /// frames. The bytes before it were written.
+    /// frames. With a page store, [`Error::Absent`] with the first page that is not in memory. The bytes before it were
+    /// written.
     pub fn write(&self, ipa: Ipa, bytes: &[u8]) -> Result<(), Error> {
         let mut at = ipa;
         let mut left = bytes;
         while !left.is_empty() {
             let page = at.align_down(FRAME);
             let (now, later) = left.split_at(left.len().min((FRAME - (at - page)) as usize));
-            let (slot, platform) = (self.slots.find(at).ok_or(Error::NoRam { ipa: at })?, self.stage2.platform());
-            match &slot.content {
-                Content::Ram(ram) => {
-                    let mut ram = ram.lock(platform);
-                    let mut backed = ram.back(page, &self.frames, &self.stage2).ok_or(Error::NoFrames { ipa: page })?;
-                    backed.make_ready(platform, self.stage2.features());
-                    backed.write(platform, at - page, now);
-                }
-                Content::Preallocated(preallocated) => {
-                    preallocated.frames.run().write(platform, at - slot.range.start, now)
-                }
-                Content::Device(_) => return Err(Error::NoRam { ipa: at }),
-            }
-            self.note_writes(slot, page..page + FRAME);
+            let slot = self.slots.find(at).ok_or(Error::NoRam { ipa: at })?;
+            self.write_in_page(slot, at, now).map_err(|error| after(error, at - ipa))?;
             at = at + now.len() as u64;
             left = later;
         }
+        Ok(())
+    }
+
+    /// Writes bytes of one page, and marks it.
+    pub(crate) fn write_in_page(&self, slot: &Memslot, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
+        let (page, platform) = (at.align_down(FRAME), self.stage2.platform());
+        match &slot.content {
+            Content::Ram(ram) => {
+                let mut ram = ram.lock(platform);
+                match ram.back(page, &self.frames, &self.stage2) {
+                    Some(mut backed) => {
+                        backed.make_ready(platform, self.stage2.features());
+                        backed.write(platform, at - page, bytes);
+                    }
+                    None => self.write_single(ram, at, bytes)?,
+                }
+            }
+            Content::Preallocated(preallocated) => {
+                preallocated.frames.run().write(platform, at - slot.range.start, bytes);
+            }
+            Content::Device(_) => return Err(Error::NoRam { ipa: at }),
+        }
+        self.note_writes(slot, page..page + FRAME);
         Ok(())
     }
 
@@ -246,7 +309,8 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoRam`], with the first address that is not RAM.
+    /// [`Error::NoRam`], with the first address that is not RAM. With a page store, [`Error::Absent`] with the first
+    /// page that is not in memory. The bytes before it were read.
     pub fn read(&self, ipa: Ipa, bytes: &mut [u8]) -> Result<(), Error> {
         let mut at = ipa;
         let mut left = bytes;
@@ -254,19 +318,27 @@ impl<P: Platform> GuestMemory<P> {
             let page = at.align_down(FRAME);
             let count = left.len().min((FRAME - (at - page)) as usize);
             let (now, later) = left.split_at_mut(count);
-            let (slot, platform) = (self.slots.find(at).ok_or(Error::NoRam { ipa: at })?, self.stage2.platform());
-            match &slot.content {
-                Content::Ram(ram) => match ram.lock(platform).ready_page(page) {
-                    Some((lent, offset)) => lent.run().read(platform, offset + (at - page), now),
-                    None => now.fill(0),
-                },
-                Content::Preallocated(preallocated) => {
-                    preallocated.frames.run().read(platform, at - slot.range.start, now)
-                }
-                Content::Device(_) => return Err(Error::NoRam { ipa: at }),
-            }
+            let slot = self.slots.find(at).ok_or(Error::NoRam { ipa: at })?;
+            self.read_in_page(slot, at, now).map_err(|error| after(error, at - ipa))?;
             at = at + count as u64;
             left = later;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of one page.
+    pub(crate) fn read_in_page(&self, slot: &Memslot, at: Ipa, bytes: &mut [u8]) -> Result<(), Error> {
+        let (page, platform) = (at.align_down(FRAME), self.stage2.platform());
+        match &slot.content {
+            Content::Ram(ram) => match ram.lock(platform).content(page) {
+                PageContent::At(lent, offset) => lent.run().read(platform, offset + (at - page), bytes),
+                PageContent::Zero => bytes.fill(0),
+                PageContent::Away => return Err(Error::Absent { page, done: 0 }),
+            },
+            Content::Preallocated(preallocated) => {
+                preallocated.frames.run().read(platform, at - slot.range.start, bytes);
+            }
+            Content::Device(_) => return Err(Error::NoRam { ipa: at }),
         }
         Ok(())
     }
@@ -301,6 +373,21 @@ impl<P: Platform> GuestMemory<P> {
             tables_allocated,
             tables_freed,
         }
+    }
+}
+
+/// The error of a page, after `done` bytes before it.
+fn after(error: Error, done: u64) -> Error {
+    match error {
+        Error::Absent { page, .. } => Error::Absent { page, done },
+        error => error,
+    }
+}
+
+/// Discards the place of a page whose slot goes.
+fn discard(swap: &Option<Box<Swap>>, place: Place) {
+    if let Some(swap) = swap {
+        swap.discard(place);
     }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One guest's memory: memslots, the frames behind them, the fault path, dirty logs and asynchronous page faults.
+//! One guest's memory: memslots, the frames behind them, the fault path, dirty logs, pages that leave to a store, and
+//! asynchronous page faults.
 //!
 //! `no_std` and no unsafe code, but the crate needs an allocator (`alloc`): for the list of memslots, for what it keeps
 //! of each range of frames, for 128 MiB of a slot at their first touch, and for dirty bitmaps. A fault takes memory
@@ -18,6 +19,7 @@
 //! * Execution is granted only when the guest fetches, so that instruction caches are maintained for code alone (Wang
 //!   2021). If the CPU needs no such maintenance, all RAM may be executed.
 //! * Memory is accessed through `twofold-stage2` only.
+//! * A page's frame is freed only when its content is in the store, or is zero (module [`swap`]).
 //!
 //! # Which of `written`, `dirty`, `clean`, `get` do I call?
 //!
@@ -49,6 +51,9 @@
 //!    not wait for it.
 //! 3. **The frames** (module `frames`): while some are taken or given back.
 //!
+//! With a page store, two more are taken in place of the frames, not with them: the entries that wait for pages, and
+//! spare memory for the states of pages (module [`swap`]).
+//!
 //! The last two are not held while the engine works on the tables. When the engine asks for a table page, the page is
 //! taken under the frames' lock, as any other frame is ([`GuestMemory::tables`]).
 //!
@@ -63,6 +68,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod answer;
 pub mod async_fault;
 #[cfg(feature = "baselines")]
 pub mod baselines;
@@ -70,11 +76,14 @@ pub mod dirty;
 mod fault;
 mod frames;
 mod guest;
+mod guest_fault;
 mod preallocated;
 mod ram;
 mod slots;
+pub mod swap;
 
-pub use fault::{Answer, Done, GuestFault};
+pub use answer::{Answer, Done};
 pub use frames::{Frames, HUGE_PAGE};
 pub use guest::{Counts, Error, GuestMemory, Pages};
+pub use guest_fault::GuestFault;
 pub use slots::{Backing, Refused, Slot, SlotError, SlotId};

@@ -5,6 +5,9 @@
 //! bit for each page says that it is ready. A page is zeroed once, just before it is first mapped, and never again
 //! while the slot lives.
 //!
+//! With a page store (module [`swap`](crate::swap)), single pages may leave. From then on their huge page is kept page by
+//! page ([`Singles`]), and is not mapped as a block again.
+//!
 //! Invariant: the backing is accessed only under the slot's lock, and a page's bit is set under the lock after the page
 //! was zeroed. So a CPU that finds the bit set sees the zeroes, and may map the page with no lock held. Frames are
 //! taken while the slot's lock is held; the frames' lock is never held first.
@@ -14,10 +17,11 @@ use alloc::vec::Vec;
 
 use twofold_stage2::{Features, Grant, Ipa, IpaRange, Lent, Lock, Platform, Stage2};
 
-use crate::frames::{FRAME, Frames, HUGE_PAGE};
+use crate::frames::{FRAME, Frames, HUGE_PAGE, PAGES};
+use crate::swap::pins::Pins;
+use crate::swap::single::{Page, Singles};
+use crate::swap::store::Place;
 
-/// Pages in a huge page.
-const PAGES: u64 = HUGE_PAGE / FRAME;
 /// Huge pages whose state is allocated together, at the first touch of one of them. A slot may be far larger than what
 /// its guest uses, and than the memory that exists.
 const PART: usize = 64;
@@ -32,6 +36,8 @@ pub(crate) struct Ram {
     parts: Box<[Option<Part>]>,
     /// How many frames were zeroed.
     zeroed: u64,
+    /// The pages that do not leave.
+    pub(crate) pins: Pins,
 }
 
 type Part = Box<[HugePage; PART]>;
@@ -40,8 +46,41 @@ type Part = Box<[HugePage; PART]>;
 #[derive(Default)]
 #[repr(align(128))]
 struct HugePage {
-    frames: Option<Lent>,
+    frames: Backing,
+    /// The pages that are ready, if the huge page is whole.
     ready: [u64; PAGES as usize / 64],
+}
+
+/// The frames of a huge page.
+#[derive(Default)]
+enum Backing {
+    /// It was never touched.
+    #[default]
+    None,
+    /// One run.
+    Whole(Lent),
+    /// A state for each page.
+    Singles(Singles),
+}
+
+/// A page's content.
+pub(crate) enum Content<'a> {
+    /// In these frames, at this offset in bytes.
+    At(&'a Lent, u64),
+    /// Zeroes.
+    Zero,
+    /// Not in memory, or about to leave.
+    Away,
+}
+
+/// A page whose huge page is whole, or not.
+pub(crate) enum Kind<'a> {
+    /// Its huge page was never touched.
+    Untouched,
+    /// Its huge page is whole: [`Ram::back`] finds it.
+    Whole,
+    /// It has a state of its own; and the count of frames that were zeroed.
+    Single(&'a mut Page, &'a mut u64),
 }
 
 /// A page of guest RAM that has frames, with the state of its huge page.
@@ -57,7 +96,13 @@ impl Ram {
     pub(crate) fn new(range: &IpaRange) -> Self {
         let start = range.start.align_down(HUGE_PAGE);
         let count = (range.end - start).div_ceil(PART as u64 * HUGE_PAGE);
-        Self { slot: range.start..range.end, start, parts: (0..count).map(|_| None).collect(), zeroed: 0 }
+        Self {
+            slot: range.start..range.end,
+            start,
+            parts: (0..count).map(|_| None).collect(),
+            zeroed: 0,
+            pins: Pins::default(),
+        }
     }
 
     /// How many frames were zeroed.
@@ -66,7 +111,7 @@ impl Ram {
     }
 
     /// The page at `ipa`. If its huge page has no frames, they are taken. `None` if no frames are left, or no memory on
-    /// the heap for their state.
+    /// the heap for their state; or if the huge page is kept page by page.
     #[inline]
     pub(crate) fn back<P: Platform>(
         &mut self,
@@ -77,41 +122,181 @@ impl Ram {
         let offset = ipa - self.start;
         let index = (offset / HUGE_PAGE) as usize;
         let (part, place) = (&mut self.parts[index / PART], index % PART);
-        let is_taken = part.as_ref().is_some_and(|part| part[place].frames.is_some());
-        let huge_page = if is_taken {
+        let is_whole = part.as_ref().is_some_and(|part| matches!(part[place].frames, Backing::Whole(_)));
+        let huge_page = if is_whole {
             &mut part.as_mut()?[place]
         } else {
             let lend = Lend { stage2, huge_page: ipa.align_down(HUGE_PAGE), slot: &self.slot };
             take(part, place, frames, lend)?
         };
-        let (frames, ready) = (huge_page.frames.as_ref()?, &mut huge_page.ready);
-        Some(BackedPage { frames, ready, zeroed: &mut self.zeroed, ipa })
+        let Backing::Whole(frames) = &huge_page.frames else { return None };
+        Some(BackedPage { frames, ready: &mut huge_page.ready, zeroed: &mut self.zeroed, ipa })
     }
 }
 
 impl Ram {
-    /// The frames of the huge page at `ipa`, if it has frames and all its pages are ready.
+    /// [`back`](Self::back), and the page made ready: whether it was zeroed, the frames that have it, and its offset
+    /// there in bytes.
+    pub(crate) fn back_ready<P: Platform>(
+        &mut self,
+        ipa: Ipa,
+        frames: &Lock<Frames>,
+        stage2: &Stage2<P>,
+    ) -> Option<(bool, &Lent, u64)> {
+        let mut backed = self.back(ipa, frames, stage2)?;
+        let zeroed = backed.make_ready(stage2.platform(), stage2.features());
+        Some((zeroed, backed.frames, backed.offset()))
+    }
+
+    /// The frames of the huge page at `ipa`, if it is whole and all its pages are ready.
     pub(crate) fn ready_huge_page(&self, ipa: Ipa) -> Option<&Lent> {
-        let index = ((ipa - self.start) / HUGE_PAGE) as usize;
-        let huge_page = &self.parts[index / PART].as_ref()?[index % PART];
-        let frames = huge_page.frames.as_ref()?;
-        (huge_page.ready == [!0; 8]).then_some(frames)
+        match self.huge_page(ipa)? {
+            HugePage { frames: Backing::Whole(frames), ready } if *ready == [!0; 8] => Some(frames),
+            _ => None,
+        }
     }
 
-    /// The frames that have the page at `ipa`, and its offset there in bytes, if the page is ready.
-    pub(crate) fn ready_page(&self, ipa: Ipa) -> Option<(&Lent, u64)> {
-        let offset = ipa - self.start;
-        let index = (offset / HUGE_PAGE) as usize;
-        let huge_page = &self.parts[index / PART].as_ref()?[index % PART];
-        let page = (offset % HUGE_PAGE / FRAME) as usize;
-        let is_ready = huge_page.ready[page / 64] >> (page % 64) & 1 == 1;
-        huge_page.frames.as_ref().filter(|_| is_ready).map(|frames| (frames, offset % HUGE_PAGE))
+    /// The content of the page at `ipa`.
+    pub(crate) fn content(&self, ipa: Ipa) -> Content<'_> {
+        let Some(huge_page) = self.huge_page(ipa) else { return Content::Zero };
+        let (offset, page) = self.offset_and_page(ipa);
+        match &huge_page.frames {
+            Backing::None => Content::Zero,
+            Backing::Whole(frames) if is_ready(&huge_page.ready, page) => Content::At(frames, offset),
+            Backing::Whole(_) => Content::Zero,
+            Backing::Singles(singles) => match singles.page(page) {
+                Page::Zero | Page::Unready(_) => Content::Zero,
+                Page::Present(present) => Content::At(&present.lent, 0),
+                Page::Leaving { .. } | Page::Absent(_) | Page::Arriving(_) => Content::Away,
+            },
+        }
     }
 
-    /// All frames, which do not belong to the slot any more.
-    pub(crate) fn into_frames(self) -> impl Iterator<Item = Lent> {
-        self.parts.into_iter().flatten().flat_map(|part| *part).filter_map(|huge_page| huge_page.frames)
+    /// The page at `ipa`.
+    pub(crate) fn page(&mut self, ipa: Ipa) -> Kind<'_> {
+        let (_, page) = self.offset_and_page(ipa);
+        let index = self.index(ipa);
+        match self.parts[index / PART].as_mut().map(|part| &mut part[index % PART].frames) {
+            None | Some(Backing::None) => Kind::Untouched,
+            Some(Backing::Whole(_)) => Kind::Whole,
+            Some(Backing::Singles(singles)) => Kind::Single(singles.page_mut(page), &mut self.zeroed),
+        }
     }
+
+    /// The state of the page at `ipa`, if it has one of its own.
+    pub(crate) fn single(&self, ipa: Ipa) -> Option<&Page> {
+        let (_, page) = self.offset_and_page(ipa);
+        match &self.huge_page(ipa)?.frames {
+            Backing::Singles(singles) => Some(singles.page(page)),
+            Backing::None | Backing::Whole(_) => None,
+        }
+    }
+
+    /// Keeps the huge page at `ipa` page by page from now on. `states` are of pages that read as zero. Returns them if
+    /// the huge page is kept so already, or if no memory is left on the heap.
+    pub(crate) fn keep_singles(&mut self, ipa: Ipa, mut states: Singles) -> Result<(), Singles> {
+        let index = self.index(ipa);
+        let part = &mut self.parts[index / PART];
+        if allocate(part).is_none() {
+            return Err(states);
+        }
+        let Some(part) = part else { return Err(states) };
+        let huge_page = &mut part[index % PART];
+        match core::mem::take(&mut huge_page.frames) {
+            Backing::None => {}
+            Backing::Whole(frames) => states.fill(frames, |page| is_ready(&huge_page.ready, page)),
+            singles @ Backing::Singles(_) => {
+                huge_page.frames = singles;
+                return Err(states);
+            }
+        }
+        huge_page.frames = Backing::Singles(states);
+        Ok(())
+    }
+
+    /// The first page from `ipa` on, inside the slot, that has a frame and no I/O in flight.
+    pub(crate) fn next_with_frame(&self, ipa: Ipa) -> Option<Ipa> {
+        let mut at = ipa.max(self.slot.start);
+        while at < self.slot.end {
+            let huge_page = at.align_down(HUGE_PAGE);
+            let next = match self.huge_page(at).map(|huge_page| &huge_page.frames) {
+                Some(Backing::Whole(_)) => return Some(at),
+                Some(Backing::Singles(singles)) => {
+                    if singles.page(self.offset_and_page(at).1).has_frame() {
+                        return Some(at);
+                    }
+                    at.checked_add(FRAME)
+                }
+                Some(Backing::None) => huge_page.checked_add(HUGE_PAGE),
+                // The whole part has no huge pages.
+                None => self.start.checked_add((self.index(at) / PART + 1) as u64 * PART as u64 * HUGE_PAGE),
+            };
+            at = next?;
+        }
+        None
+    }
+
+    /// How many pages have I/O in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.singles().filter(|page| page.is_in_flight()).count()
+    }
+
+    /// The states of the pages that have one of their own.
+    pub(crate) fn singles(&self) -> impl Iterator<Item = &Page> {
+        let huge_pages = self.parts.iter().flatten().flat_map(|part| part.iter());
+        let singles = huge_pages.filter_map(|huge_page| match &huge_page.frames {
+            Backing::Singles(singles) => Some(singles),
+            Backing::None | Backing::Whole(_) => None,
+        });
+        singles.flat_map(|singles| singles.iter())
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn singles_mut(&mut self) -> impl Iterator<Item = &mut Page> {
+        let huge_pages = self.parts.iter_mut().flatten().flat_map(|part| part.iter_mut());
+        let singles = huge_pages.filter_map(|huge_page| match &mut huge_page.frames {
+            Backing::Singles(singles) => Some(singles),
+            Backing::None | Backing::Whole(_) => None,
+        });
+        singles.flat_map(|singles| singles.iter_mut())
+    }
+
+    /// All frames, which do not belong to the slot any more. Calls `discard` with the places of its pages. The frames of
+    /// requests in flight are not among them.
+    pub(crate) fn into_frames(self, mut discard: impl FnMut(Place), mut frames: impl FnMut(Lent)) {
+        let huge_pages = self.parts.into_iter().flatten().flat_map(|part| *part);
+        for huge_page in huge_pages {
+            match huge_page.frames {
+                Backing::None => {}
+                Backing::Whole(lent) => frames(lent),
+                Backing::Singles(singles) => {
+                    for page in singles.into_pages() {
+                        page.end(&mut discard, &mut frames);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn index(&self, ipa: Ipa) -> usize {
+        ((ipa - self.start) / HUGE_PAGE) as usize
+    }
+
+    fn huge_page(&self, ipa: Ipa) -> Option<&HugePage> {
+        let index = self.index(ipa);
+        Some(&self.parts[index / PART].as_ref()?[index % PART])
+    }
+
+    /// The page's offset in its huge page in bytes, and its number there.
+    fn offset_and_page(&self, ipa: Ipa) -> (u64, usize) {
+        let offset = (ipa - self.start) % HUGE_PAGE;
+        (offset, (offset / FRAME) as usize)
+    }
+}
+
+fn is_ready(ready: &[u64; PAGES as usize / 64], page: usize) -> bool {
+    ready[page / 64] >> (page % 64) & 1 == 1
 }
 
 /// The tables to which the frames of a huge page are lent, and the addresses for which they are lent.
@@ -129,16 +314,25 @@ fn take<'a, P: Platform>(
     frames: &Lock<Frames>,
     lend: Lend<'_, P>,
 ) -> Option<&'a mut HugePage> {
+    allocate(part)?;
+    let huge_page = &mut part.as_mut()?[place];
+    if matches!(huge_page.frames, Backing::Singles(_)) {
+        return None;
+    }
+    let run = frames.lock(lend.stage2.platform()).take_data(PAGES)?;
+    huge_page.frames = Backing::Whole(lend.stage2.lend(run, lend.huge_page, lend.slot.clone()));
+    Some(huge_page)
+}
+
+/// Allocates a part. `None` if the heap is full.
+fn allocate(part: &mut Option<Part>) -> Option<()> {
     if part.is_none() {
         let mut huge_pages = Vec::new();
         huge_pages.try_reserve_exact(PART).ok()?;
         huge_pages.resize_with(PART, HugePage::default);
         *part = huge_pages.try_into().ok();
     }
-    let huge_page = &mut part.as_mut()?[place];
-    let run = frames.lock(lend.stage2.platform()).take(PAGES)?;
-    huge_page.frames = Some(lend.stage2.lend(run, lend.huge_page, lend.slot.clone()));
-    Some(huge_page)
+    Some(())
 }
 
 impl BackedPage<'_> {

@@ -149,6 +149,11 @@ pub(crate) enum Content {
 }
 
 impl Memslot {
+    /// Whether a device is behind it.
+    pub(crate) fn is_device(&self) -> bool {
+        matches!(self.content, Content::Device(_))
+    }
+
     /// The most of this slot that a leaf around `ipa` may map.
     pub(crate) fn around(&self, ipa: Ipa, geometry: &Geometry) -> IpaRange {
         let largest = match &self.content {
@@ -172,6 +177,8 @@ pub(crate) struct Slots {
     last: AtomicUsize,
     /// How many slots were ever added.
     ids: u64,
+    /// How many were removed.
+    removed: u64,
 }
 
 impl Slots {
@@ -243,7 +250,29 @@ impl Slots {
     /// Removes a slot.
     pub(crate) fn remove(&mut self, id: SlotId) -> Option<Memslot> {
         let at = self.sorted.iter().position(|slot| slot.id == id)?;
+        self.removed += 1;
         Some(self.sorted.remove(at))
+    }
+
+    /// Changes whenever a slot comes or goes. Until then, a slot keeps its index.
+    pub(crate) fn generation(&self) -> u64 {
+        self.ids + self.removed
+    }
+
+    /// The index of the slot that holds `ipa`.
+    pub(crate) fn index_of(&self, ipa: Ipa) -> Option<usize> {
+        let index = self.sorted.partition_point(|slot| slot.range.start <= ipa).checked_sub(1)?;
+        self.sorted[index].range.contains(&ipa).then_some(index)
+    }
+
+    /// The slot with this index.
+    pub(crate) fn at(&self, index: usize) -> Option<&Memslot> {
+        self.sorted.get(index)
+    }
+
+    /// The slots that reach beyond `ipa`, ascending.
+    pub(crate) fn from(&self, ipa: Ipa) -> impl Iterator<Item = &Memslot> {
+        self.sorted[self.sorted.partition_point(|slot| slot.range.end <= ipa)..].iter()
     }
 
     /// The content of each slot.

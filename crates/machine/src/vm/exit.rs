@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The handling of a guest's exits: the hypervisor's part, as in `crates/hypervisor` (`vcpu`, `inject`).
 
-use twofold_memory::{Answer, GuestFault};
+use twofold_memory::async_fault::AbsentPage;
+use twofold_memory::{Answer, Error, GuestFault};
 use twofold_stage2::Platform;
 use twofold_stage2::fault::{Fault, ipa_from_hpfar, ipa_from_par};
 
@@ -51,6 +52,9 @@ impl<H: Platform> Vm<H> {
             Answer::Retry(_) => {}
             Answer::Skip => guest.skip(),
             Answer::ExternalAbort => guest.raise(external(abort)),
+            Answer::Absent(AbsentPage { page, .. }) => {
+                return Err(RunError::Memory { fault, error: Error::Absent { page, done: 0 } });
+            }
         }
         Ok(())
     }

@@ -52,7 +52,7 @@
 use twofold_stage2::primitive::{Ordering, Word};
 
 /// Slots of a vCPU.
-pub(super) const SLOTS: usize = HINTS + 2;
+pub(crate) const SLOTS: usize = HINTS + 2;
 /// Bits in the word of hints. Bit `i` stands for slot `i`, and for slot `i + HINTS` if there is one.
 const HINTS: usize = 64;
 
@@ -75,7 +75,8 @@ impl Ticket {
         Self(generation << SLOT_BITS | slot as u64)
     }
 
-    fn slot(self) -> usize {
+    /// The slot, which is below [`SLOTS`].
+    pub(crate) fn slot(self) -> usize {
         (self.0 & ((1 << SLOT_BITS) - 1)) as usize
     }
 

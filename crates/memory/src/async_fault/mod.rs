@@ -76,6 +76,7 @@ mod snapshot;
 mod vcpu;
 
 pub use area::{Absent, AreaMemory};
+pub(crate) use arrivals::SLOTS;
 pub use arrivals::{Arrival, Arrivals, Completion, Ticket};
 pub use requests::AbsentPage;
 pub use snapshot::{Refused, Snapshot};

@@ -8,7 +8,7 @@ use twofold_abi::async_fault::{NO_TOKEN, TOKENS_MAX, WAKE_ALL};
 use twofold_stage2::Ipa;
 
 use super::arrivals::{Arrival, Arrivals, SLOTS, Ticket};
-use crate::GuestFault;
+use crate::guest_fault::GuestFault;
 
 /// The slot for a page that the vCPU waits for while all others are in use.
 pub(super) const SPARE: usize = TOKENS_MAX;

@@ -9,7 +9,7 @@ use super::area::{Absent, Announcement, Area, AreaMemory, Unreachable};
 use super::arrivals::{Arrivals, Ticket};
 use super::interrupts::{self, CpuInterface, Interrupt};
 use super::requests::{AREA, AbsentPage, Requests, SPARE, State};
-use crate::GuestFault;
+use crate::guest_fault::GuestFault;
 
 /// What a vCPU does while a page is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 //! Invariant: a range is coalesced only while no log runs, so no block is written without a mark for each of its pages;
 //! and only if all its pages are ready, so nothing has to be zeroed for it.
 
-use twofold_stage2::{Coalesced, Grant, Ipa, Level, Mapped, Platform};
+use twofold_stage2::{Coalesced, Error, Grant, Ipa, Level, Mapped, Platform};
 
 use super::options::LogError;
 use super::start::DirtyLog;
@@ -72,9 +72,12 @@ impl<P: Platform> DirtyLog<'_, P> {
                 return Err(LogError::Running { start: slot.range.start });
             }
             let attributes = memory.ram_attributes(true, false, false);
-            match memory.coalesce(level, grant, &attributes)? {
-                Coalesced::Done { .. } | Coalesced::Mapped(Mapped::New) => coalesced.blocks += 1,
-                Coalesced::Mapped(_) => {}
+            match memory.coalesce(level, grant, &attributes) {
+                Ok(Coalesced::Done { .. } | Coalesced::Mapped(Mapped::New)) => coalesced.blocks += 1,
+                Ok(Coalesced::Mapped(_)) => {}
+                // Some memory was withdrawn, perhaps this: find out again.
+                Err(Error::Withdrawn { .. }) => at = ipa.raw(),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(coalesced)

@@ -101,6 +101,10 @@ impl<P: Platform> GuestMemory<P> {
     #[cold]
     fn undo_tracked(&self, slot: &Memslot, pages: IpaRange) {
         let Some(log) = slot.tracking.log() else { return };
+        if self.swap.is_some() {
+            // Before DBM goes: a page that leaves meanwhile is found hardware-tracked, or sees this (module `swap`).
+            self.end_copies(slot, pages.clone());
+        }
         let undone = self.stage2.clear_dbm_and_write(pages, &mut |marked| log.mark_found(slot, &marked));
         if let Ok(pending) = undone {
             let _ = pending.complete();

@@ -22,6 +22,8 @@ use super::options::{LEAST_SECTION, LogError, LogOptions, Tracker};
 pub(crate) struct Tracking {
     /// A [`Running`], or 0.
     running: Word,
+    /// How many hardware-tracked logs have run.
+    hardware: Word,
     /// Made by the first start, and kept. If `running` is not 0, it exists.
     log: Once<Box<Log>>,
 }
@@ -91,7 +93,16 @@ impl Tracking {
         let section = u64::from(options.section_pages().trailing_zeros());
         let running = tracker | around | section << 4 | own.starts << 8;
         self.running.store(running, Ordering::Release);
+        if options.tracker.needs_dirty_state() {
+            self.hardware.store(self.hardware.load(Ordering::Relaxed) + 1, Ordering::Release);
+        }
         Running(running)
+    }
+
+    /// How many hardware-tracked logs have run or run now. A CPU that reads a number sees [`running`](Self::running) as
+    /// it was when the last of them was published, or later.
+    pub(crate) fn hardware_logs(&self) -> u64 {
+        self.hardware.load(Ordering::Acquire)
     }
 
     /// Ends the log that runs.

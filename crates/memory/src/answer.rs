@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What happens after a fault, as data.
+
+use twofold_stage2::Level;
+
+use crate::async_fault::AbsentPage;
+
+/// What the caller does after a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Answer {
+    /// Let the guest repeat the access.
+    Retry(Done),
+    /// Raise a synchronous external abort in the guest: there is no memory or device, or it does not allow the access.
+    ExternalAbort,
+    /// Continue the guest after the instruction: cache maintenance where there is no memory has nothing to do. As in
+    /// KVM, a guest may clean more than it has mapped.
+    Skip,
+    /// The page is not in memory, or no frame is free for it. [`bring`](crate::GuestMemory::bring) it, and let the guest
+    /// repeat the access when it has arrived: this is what
+    /// [`VcpuFaults::fault`](crate::async_fault::VcpuFaults::fault) takes. Only with a page store.
+    Absent(AbsentPage),
+}
+
+/// What [`GuestMemory::fault`](crate::GuestMemory::fault) did before the guest repeats the access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// A leaf was mapped.
+    Mapped {
+        /// The leaf's level.
+        level: Level,
+        /// Whether frames were zeroed for it, because they were never touched before.
+        first_touch: bool,
+    },
+    /// A leaf that was mapped already allows more accesses now.
+    Widened,
+    /// Everything was in place: this CPU's TLB was stale, and is invalidated.
+    Stale,
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A first way to choose pages that leave: in the order of their addresses, around and around.
+
+use twofold_stage2::{Ipa, Platform};
+
+use super::leave::{WriteOutError, WrittenOut};
+use crate::frames::FRAME;
+use crate::guest::GuestMemory;
+use crate::slots::Content;
+
+/// A hand that goes over a guest's pages.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    next: Ipa,
+}
+
+/// What [`Clock::make_room`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Relief {
+    /// Pages whose frames are free.
+    pub freed: u64,
+    /// Pages that the store writes.
+    pub started: u64,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock {
+    /// A hand at the first address.
+    pub const fn new() -> Self {
+        Self { next: Ipa::new(0) }
+    }
+
+    /// The next page that has a frame; `None` if none has.
+    pub fn next<P: Platform>(&mut self, memory: &GuestMemory<P>) -> Option<Ipa> {
+        let page = memory.next_with_frame(self.next).or_else(|| memory.next_with_frame(Ipa::new(0)))?;
+        self.next = page.checked_add(FRAME).unwrap_or(Ipa::new(0));
+        Some(page)
+    }
+
+    /// Writes out `count` pages, or as many as can leave in one round of the hand.
+    ///
+    /// # Errors
+    ///
+    /// The last error of a page, if none could leave: the write-out task then calls
+    /// [`fail_waiting`](GuestMemory::fail_waiting), and tries again when the store is mended.
+    pub fn make_room<P: Platform>(&mut self, memory: &GuestMemory<P>, count: u64) -> Result<Relief, WriteOutError> {
+        let mut relief = Relief::default();
+        let mut refused = None;
+        let (start, mut last, mut has_wrapped) = (self.next, self.next, false);
+        while relief.freed + relief.started < count {
+            let Some(page) = self.next(memory) else { break };
+            has_wrapped |= page < last;
+            if has_wrapped && page >= start {
+                break;
+            }
+            last = page;
+            match memory.write_out(page) {
+                Ok(WrittenOut::Freed) => relief.freed += 1,
+                Ok(WrittenOut::Started) => relief.started += 1,
+                Ok(WrittenOut::Needed | WrittenOut::NotPresent | WrittenOut::Pinned) => {}
+                Err(error) => refused = Some(error),
+            }
+        }
+        match refused {
+            Some(error) if relief == Relief::default() => Err(error),
+            _ => Ok(relief),
+        }
+    }
+}
+
+impl<P: Platform> GuestMemory<P> {
+    /// The first page from `ipa` on that has a frame and no I/O in flight.
+    pub(crate) fn next_with_frame(&self, ipa: Ipa) -> Option<Ipa> {
+        self.slots.from(ipa).find_map(|slot| match &slot.content {
+            Content::Ram(ram) => ram.lock(self.stage2.platform()).next_with_frame(ipa),
+            Content::Preallocated(_) | Content::Device(_) => None,
+        })
+    }
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Pages with a state of their own, as faults and writes by devices find them: steps F1 to F4 and E1 of the protocol in
+//! [`super`].
+
+use twofold_stage2::fault::AccessKind;
+use twofold_stage2::{Grant, Ipa, IpaRange, Lent, Level, Lock, LockGuard, Platform, Run};
+
+use super::single::{Kept, Page, Present};
+use super::store::Place;
+use crate::answer::Answer;
+use crate::dirty::log::Running;
+use crate::frames::FRAME;
+use crate::guest::{Error, GuestMemory};
+use crate::guest_fault::GuestFault;
+use crate::ram::{Kind, Ram};
+use crate::slots::{Content, Memslot};
+
+/// A page that is in memory and ready, as its lock's holder finds it.
+pub(super) struct Found<'a> {
+    pub(super) lent: &'a Lent,
+    /// Where the page begins in the run, in bytes.
+    pub(super) offset: u64,
+    /// The store's copy. A page of a whole huge page has none.
+    pub(super) kept: Option<&'a mut Option<Kept>>,
+    pub(super) zeroed: bool,
+}
+
+impl<P: Platform> GuestMemory<P> {
+    /// Maps a page of RAM whose huge page is not whole, or could not be had: F1 to F4.
+    ///
+    /// A page whose copy in the store is good is mapped read-only for a read, so that its first write is seen (E1).
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn map_single(
+        &self,
+        page: Ipa,
+        slot: &Memslot,
+        ram: &Lock<Ram>,
+        fault: &GuestFault,
+        running: Option<Running>,
+    ) -> Result<Answer, Error> {
+        let tracked = slot.writable && running.is_some_and(Running::maps_tracked);
+        let written = slot.writable && fault.access == AccessKind::Write;
+        let (grant, first_touch, has_copy, ended) = {
+            let mut ram = ram.lock(self.stage2.platform());
+            let found = self.find_or_make(&mut ram, page)?;
+            let (ended, found) = if written { found.end_copy() } else { (None, found) };
+            let grant = self.stage2.grant(found.lent, page, FRAME).ok_or(Error::NoRam { ipa: page })?;
+            (grant, found.zeroed, found.kept.is_some_and(|kept| kept.is_some()), ended)
+        };
+        self.discard(ended);
+        let write = slot.writable && (written || (running.is_none() && !has_copy));
+        self.map_found(page, slot, (grant, write, tracked, first_touch), fault, running)
+    }
+
+    /// F4: maps the page, and notes writes as any fault does.
+    fn map_found(
+        &self,
+        page: Ipa,
+        slot: &Memslot,
+        (grant, write, tracked, first_touch): (Grant<'_, P>, bool, bool, bool),
+        fault: &GuestFault,
+        running: Option<Running>,
+    ) -> Result<Answer, Error> {
+        let attributes = self.ram_attributes(write, fault.access == AccessKind::Execute, tracked);
+        let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
+        match running {
+            Some(running) if tracked => self.note_tracked(slot, page..page + FRAME, running),
+            _ if write => self.note_writes(slot, page..page + FRAME),
+            _ => {}
+        }
+        self.mapped(mapped, Level::L3, first_touch, fault)
+    }
+
+    /// F1 to F3: the page, in memory and ready. Allocates nothing that a first touch does not allocate anyway.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Absent`]: the page is not in memory, or no frame is free for it, or others have waited for one for
+    /// longer. [`Error::NoFrames`]: the heap is full, or no frame is free and there is no store.
+    pub(super) fn find_or_make<'a>(&self, ram: &'a mut Ram, page: Ipa) -> Result<Found<'a>, Error> {
+        let (platform, features) = (self.stage2.platform(), self.stage2.features());
+        let swap = self.swap.as_deref();
+        let absent = if swap.is_some() { Error::Absent { page, done: 0 } } else { Error::NoFrames { ipa: page } };
+        // A huge page that was never touched becomes whole if there are 2 MiB.
+        if let Kind::Untouched = ram.page(page) {
+            let _ = ram.back(page, &self.frames, &self.stage2);
+        }
+        if let Kind::Whole = ram.page(page) {
+            let ready = ram.back_ready(page, &self.frames, &self.stage2);
+            let (zeroed, lent, offset) = ready.ok_or(Error::NoFrames { ipa: page })?;
+            return Ok(Found { lent, offset, kept: None, zeroed });
+        }
+        if let Kind::Untouched = ram.page(page) {
+            let swap = swap.ok_or(absent)?;
+            let singles = swap.spare(platform).ok_or(absent)?;
+            if let Err(singles) = ram.keep_singles(page, singles) {
+                swap.give_back(platform, singles);
+                return Err(Error::NoFrames { ipa: page });
+            }
+        }
+        let Kind::Single(state, zeroed) = ram.page(page) else { return Err(absent) };
+        let mut is_new = false;
+        let unready = match core::mem::take(state) {
+            Page::Zero => {
+                let run = self.take_frame(page).ok_or(absent)?;
+                Some(self.stage2.lend(run, page, page..page + FRAME))
+            }
+            Page::Unready(lent) => Some(lent),
+            other => {
+                *state = other;
+                None
+            }
+        };
+        if let Some(lent) = unready {
+            lent.run().zero_page(platform, features, 0);
+            *zeroed += 1;
+            is_new = true;
+            *state = Page::Present(Present { lent, kept: None });
+        }
+        match state {
+            Page::Present(Present { lent, kept }) => Ok(Found { lent, offset: 0, kept: Some(kept), zeroed: is_new }),
+            _ => Err(absent),
+        }
+    }
+
+    /// A frame for a page, unless others have waited for one for longer.
+    pub(super) fn take_frame(&self, page: Ipa) -> Option<Run> {
+        let platform = self.stage2.platform();
+        let is_next = self.swap.as_ref().is_none_or(|swap| swap.waiting.lock(platform).is_next(page));
+        if is_next { self.frames.lock(platform).take_data(1) } else { None }
+    }
+
+    /// Writes bytes of one page that has a state of its own.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn write_single(&self, mut ram: LockGuard<'_, Ram>, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
+        let page = at.align_down(FRAME);
+        let (ended, found) = self.find_or_make(&mut ram, page)?.end_copy();
+        found.lent.run().write(self.stage2.platform(), found.offset + (at - page), bytes);
+        drop(ram);
+        self.discard(ended);
+        Ok(())
+    }
+
+    /// E1: the guest is about to be allowed to write to the page at `ipa`. From here on its copy in the store, if any,
+    /// is out of date.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_copy(&self, slot: &Memslot, ipa: Ipa) {
+        let Content::Ram(ram) = &slot.content else { return };
+        let ended = match ram.lock(self.stage2.platform()).page(ipa.align_down(FRAME)) {
+            Kind::Single(Page::Present(present), _) => present.kept.take(),
+            Kind::Single(Page::Leaving { written }, _) => {
+                *written = true;
+                None
+            }
+            _ => None,
+        };
+        self.discard(ended.map(|kept| kept.place));
+    }
+
+    /// [`end_copy`](Self::end_copy) for all pages in `range`, which are in the slot.
+    #[cold]
+    pub(crate) fn end_copies(&self, slot: &Memslot, range: IpaRange) {
+        let mut page = range.start.align_down(FRAME);
+        while page < range.end {
+            self.end_copy(slot, page);
+            page = page + FRAME;
+        }
+    }
+
+    /// Discards a place, with no lock held.
+    pub(super) fn discard(&self, place: Option<Place>) {
+        if let (Some(swap), Some(place)) = (&self.swap, place) {
+            swap.discard(place);
+        }
+    }
+}
+
+impl<'a> Found<'a> {
+    /// Ends the store's copy: the page is about to be written. Returns its place, to be discarded with no lock held.
+    pub(super) fn end_copy(mut self) -> (Option<Place>, Self) {
+        let ended = self.kept.as_mut().and_then(|kept| kept.take());
+        (ended.map(|kept| kept.place), self)
+    }
+}

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A page leaves: steps L1 to L7 of the protocol in [`super`].
+
+use twofold_stage2::{Broken, Ipa, Lent, Level, Lock, Platform, Run};
+
+use super::arrive::kept_at;
+use super::single::{Kept, Page, Present};
+use super::state::Swap;
+use super::store::{Completed, Failure, Operation, Place, StoreError, WriteRequest};
+use crate::async_fault::Arrival;
+use crate::frames::FRAME;
+use crate::guest::GuestMemory;
+use crate::ram::{Kind, Ram};
+use crate::slots::{Content, Memslot};
+
+/// What [`GuestMemory::write_out`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum WrittenOut {
+    /// The page's frame is free: the page is zero, or its copy in the store is good.
+    Freed,
+    /// The store writes the page. Its frame is free when that is complete.
+    Started,
+    /// A CPU has needed the page meanwhile. It is in memory.
+    Needed,
+    /// The page has no frame, or I/O in flight.
+    NotPresent,
+    /// The page is pinned.
+    Pinned,
+}
+
+/// Why a page was not written out. It is in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteOutError {
+    /// There is no store.
+    #[error("the guest has no page store: attach one")]
+    NoStore,
+    /// The guest has no RAM from frames at that address.
+    #[error("the guest has no RAM at {page} that can leave")]
+    NoRam {
+        /// The page.
+        page: Ipa,
+    },
+    /// The store has no room.
+    #[error("the store is full: it has no place for the page at {page}")]
+    StoreFull {
+        /// The page.
+        page: Ipa,
+    },
+    /// No memory on the heap for the state of the pages around.
+    #[error("no memory is left for the state of the pages around {page}")]
+    NoMemory {
+        /// The page.
+        page: Ipa,
+    },
+    /// The tables could not be changed.
+    #[error("the guest's tables: {0}")]
+    Stage2(#[from] twofold_stage2::Error),
+}
+
+/// A page on its way out, after L1.
+struct Leaving<'a> {
+    page: Ipa,
+    slot: &'a Memslot,
+    ram: &'a Lock<Ram>,
+    kept: Option<Kept>,
+    /// The page was never zeroed, so it reads as zero whatever its frame holds.
+    is_unready: bool,
+}
+
+/// What becomes of a page whose content is known (L4).
+enum Fate {
+    Zero,
+    Clean(Kept),
+    /// Its content is nowhere else. The old copy, if any, is out of date.
+    Dirty(Option<Place>),
+}
+
+impl<P: Platform> GuestMemory<P> {
+    /// Writes a page out, for a task that frees frames in the background. It waits for the flush of the page's mapping
+    /// and for no I/O.
+    ///
+    /// If this is the first page of its huge page that leaves, the huge page is mapped by pages from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteOutError`]: the page is in memory then, with its content.
+    pub fn write_out(&self, page: Ipa) -> Result<WrittenOut, WriteOutError> {
+        let swap = self.swap.as_deref().ok_or(WriteOutError::NoStore)?;
+        let page = page.align_down(FRAME);
+        let slot = self.slots.find(page).ok_or(WriteOutError::NoRam { page })?;
+        let Content::Ram(ram) = &slot.content else { return Err(WriteOutError::NoRam { page }) };
+        let has_spare = swap.refill(self.stage2.platform());
+        let written = match self.begin_leaving(swap, (page, slot, ram), has_spare) {
+            Ok((leaving, lent)) => self.leave(swap, &leaving, lent),
+            Err(refused) => refused,
+        };
+        // A page that waits may have waited for spare states only.
+        self.serve(swap);
+        written
+    }
+
+    /// L1: takes the page's frame out of its state.
+    fn begin_leaving<'a>(
+        &self,
+        swap: &Swap,
+        (page, slot, ram): (Ipa, &'a Memslot, &'a Lock<Ram>),
+        has_spare: bool,
+    ) -> Result<(Leaving<'a>, Lent), Result<WrittenOut, WriteOutError>> {
+        let platform = self.stage2.platform();
+        let mut locked = ram.lock(platform);
+        if locked.pins.has(page) {
+            return Err(Ok(WrittenOut::Pinned));
+        }
+        if let Kind::Whole = locked.page(page) {
+            let none = || Err(WriteOutError::NoMemory { page });
+            let singles = if has_spare { swap.spare(platform) } else { None };
+            if let Err(unused) = locked.keep_singles(page, singles.ok_or_else(none)?) {
+                swap.give_back(platform, unused);
+                return Err(none());
+            }
+        }
+        let Kind::Single(state, _) = locked.page(page) else { return Err(Ok(WrittenOut::NotPresent)) };
+        if !state.has_frame() {
+            return Err(Ok(WrittenOut::NotPresent));
+        }
+        let (lent, kept, is_unready) = match core::mem::replace(state, Page::Leaving { written: false }) {
+            Page::Present(Present { lent, kept }) => (lent, kept, false),
+            Page::Unready(lent) => (lent, None, true),
+            other => {
+                *state = other;
+                return Err(Ok(WrittenOut::NotPresent));
+            }
+        };
+        swap.leaving.add();
+        Ok((Leaving { page, slot, ram, kept, is_unready }, lent))
+    }
+
+    /// L2 to L6.
+    fn leave(&self, swap: &Swap, leaving: &Leaving<'_>, lent: Lent) -> Result<WrittenOut, WriteOutError> {
+        let &Leaving { page, slot, ram, kept, is_unready } = leaving;
+        let (run, was_tracked) = match self.take_away(slot, page, lent) {
+            Ok(taken) => taken,
+            Err((error, lent)) => {
+                self.stay(swap, ram, page, lent, kept);
+                return Err(error.into());
+            }
+        };
+        let is_zero = is_unready || self.is_zero(&run);
+        match self.fate(leaving, is_zero, was_tracked) {
+            Fate::Zero => {
+                let written = self.gone(swap, ram, (page, run), None);
+                self.discard(kept.map(|kept| kept.place));
+                Ok(written)
+            }
+            Fate::Clean(kept) => Ok(self.gone(swap, ram, (page, run), Some(kept))),
+            Fate::Dirty(old) => {
+                self.discard(old);
+                let Some(place) = swap.store.place(page) else {
+                    self.stay(swap, ram, page, self.lent(page, run), None);
+                    return Err(WriteOutError::StoreFull { page });
+                };
+                swap.store.write(self, WriteRequest::new(page, place, self.stage2.vttbr(), run));
+                Ok(WrittenOut::Started)
+            }
+        }
+    }
+
+    /// L2: no CPU can reach the page any more. Returns its frame, and whether hardware had recorded writes to it; they
+    /// are in the running log.
+    fn take_away(&self, slot: &Memslot, page: Ipa, lent: Lent) -> Result<(Run, bool), (twofold_stage2::Error, Lent)> {
+        let (log, tables) = (slot.tracking.log(), &mut self.tables());
+        let own = log.map(|log| log.hold(self.stage2.platform()));
+        let mark = |leaf: &Broken| {
+            if let Some(log) = log.filter(|_| leaf.is_hardware_dirty()) {
+                log.mark(slot, &(leaf.ipa()..leaf.ipa() + FRAME));
+            }
+        };
+        let mut lent = lent;
+        let mut broken = None;
+        loop {
+            let watch = |leaf: Broken| {
+                mark(&leaf);
+                broken = Some(leaf);
+            };
+            let withdrawn = self.stage2.withdraw(lent, tables, watch);
+            match withdrawn.map(|withdrawal| withdrawal.reclaim(tables)) {
+                Ok((run, freed)) => {
+                    let leaf = broken.and_then(|leaf| leaf.open(&freed));
+                    if own.is_none() {
+                        // The slot's first log may have started meanwhile, and this call holds no lock of it.
+                        self.note_writes(slot, page..page + FRAME);
+                    }
+                    return Ok((run, leaf.is_some_and(|leaf| leaf.descriptor.is_hardware_tracked())));
+                }
+                Err((error @ twofold_stage2::Error::NoTablePage { .. }, back)) => {
+                    // A block is to be split, and no table page is left. It goes as a whole: that needs none.
+                    let Some(block) = self.stage2.look_up(page).filter(|leaf| leaf.level < Level::L3) else {
+                        return Err((error, back));
+                    };
+                    let span = self.stage2.geometry().granule().span(block.level);
+                    match self.stage2.unmap(block.ipa..block.ipa + span, tables, |leaf: Broken| mark(&leaf)) {
+                        Ok(pending) => drop(pending.complete().free(tables)),
+                        Err(_) => return Err((error, back)),
+                    }
+                    lent = back;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// L4. The copy in the store is good if no CPU was allowed to write since (E1), and no hardware-tracked log has run.
+    fn fate(&self, leaving: &Leaving<'_>, is_zero: bool, was_tracked: bool) -> Fate {
+        if is_zero {
+            return Fate::Zero;
+        }
+        let Some(kept) = leaving.kept else { return Fate::Dirty(None) };
+        let mut ram = leaving.ram.lock(self.stage2.platform());
+        let written = matches!(ram.page(leaving.page), Kind::Single(Page::Leaving { written: true }, _));
+        let is_good = !written && !was_tracked && kept.logs == leaving.slot.tracking.hardware_logs();
+        if is_good { Fate::Clean(kept) } else { Fate::Dirty(Some(kept.place)) }
+    }
+
+    fn is_zero(&self, run: &Run) -> bool {
+        let mut bytes = [0; 512];
+        (0..FRAME).step_by(bytes.len()).all(|offset| {
+            run.read(self.stage2.platform(), offset, &mut bytes);
+            bytes.iter().all(|byte| *byte == 0)
+        })
+    }
+
+    /// L5: the page has left without I/O, unless a CPU waits for it. `kept` is its good copy; without one, it is zero.
+    fn gone(&self, swap: &Swap, ram: &Lock<Ram>, (page, run): (Ipa, Run), kept: Option<Kept>) -> WrittenOut {
+        let is_needed = self.settle(swap, ram, (page, run), |is_needed, run, memory| match (is_needed, kept) {
+            (true, kept) => Page::Present(Present { lent: memory.lent(page, run), kept }),
+            (false, kept) => {
+                memory.frames.lock(memory.stage2.platform()).give_data(run);
+                kept.map_or(Page::Zero, |kept| Page::Absent(kept.place))
+            }
+        });
+        if is_needed { WrittenOut::Needed } else { WrittenOut::Freed }
+    }
+
+    /// The page stays in memory, with the content that it has.
+    fn stay(&self, swap: &Swap, ram: &Lock<Ram>, page: Ipa, lent: Lent, kept: Option<Kept>) {
+        let platform = self.stage2.platform();
+        let mut locked = ram.lock(platform);
+        let until = swap.waiting.lock(platform).next();
+        let (mut kept, mut ended) = (kept, None);
+        if let Kind::Single(state, _) = locked.page(page) {
+            if let Page::Leaving { written: true } = state {
+                ended = kept.take();
+            }
+            *state = Page::Present(Present { lent, kept });
+        }
+        drop(locked);
+        swap.leaving.sub();
+        self.discard(ended.map(|kept| kept.place));
+        self.wake(swap, page, until, Arrival::Present);
+    }
+
+    /// L7: a write is complete. The store calls this when the content is at its place, or cannot get there: on any CPU,
+    /// at any time, and possibly before [`PageStore::write`](super::PageStore::write) returns.
+    ///
+    /// After a failure the page is in memory, and its place is discarded.
+    ///
+    /// # Panics
+    ///
+    /// If the request is another guest's.
+    pub fn complete_write(&self, request: WriteRequest, result: Result<(), StoreError>) {
+        let Completed { page, place, guest, frame } = request.complete();
+        assert_eq!(guest, self.stage2.vttbr(), "the request for {page} is another guest's");
+        let (Some(swap), Some((slot, ram))) = (self.swap.as_deref(), self.find_ram(page)) else {
+            return self.frames().give_data(frame);
+        };
+        let kept = result.ok().and_then(|()| kept_at(slot, place));
+        let is_needed = self.settle(swap, ram, (page, frame), |is_needed, run, memory| {
+            if is_needed || result.is_err() {
+                return Page::Present(Present { lent: memory.lent(page, run), kept });
+            }
+            memory.frames.lock(memory.stage2.platform()).give_data(run);
+            Page::Absent(place)
+        });
+        if result.is_err() || (is_needed && kept.is_none()) {
+            swap.store.discard(place);
+        }
+        if let Err(cause) = result {
+            swap.notify.failed(&Failure { page, place, operation: Operation::Write, cause });
+        }
+        self.serve(swap);
+    }
+
+    /// Ends the state *leaving*: `state` says what follows, from whether a CPU waits for the page. Wakes what waits.
+    fn settle(
+        &self,
+        swap: &Swap,
+        ram: &Lock<Ram>,
+        (page, run): (Ipa, Run),
+        state: impl FnOnce(bool, Run, &Self) -> Page,
+    ) -> bool {
+        let platform = self.stage2.platform();
+        let mut locked = ram.lock(platform);
+        let (is_needed, until) = {
+            let waiting = swap.waiting.lock(platform);
+            (waiting.has(page), waiting.next())
+        };
+        let new = state(is_needed, run, self);
+        let is_present = matches!(new, Page::Present(_));
+        if let Kind::Single(old, _) = locked.page(page) {
+            *old = new;
+        }
+        drop(locked);
+        swap.leaving.sub();
+        if is_present {
+            self.wake(swap, page, until, Arrival::Present);
+        }
+        is_needed
+    }
+}

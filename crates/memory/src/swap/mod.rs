@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Pages of a guest's RAM leave to a store and come back, while vCPUs run.
+//!
+//! The embedder implements a [`PageStore`] and [`Notify`], and attaches them
+//! ([`attach_store`](crate::GuestMemory::attach_store)). A background task of its own calls
+//! [`write_out`](crate::GuestMemory::write_out) for the pages that it chooses (for example by a [`Clock`]). A fault on a
+//! page that is not in memory is an [`Answer::Absent`](crate::Answer::Absent), and
+//! [`bring`](crate::GuestMemory::bring) asks for it. Requests go to the store by value, with the frame, and come back by
+//! value ([`Completions`]). Without a store nothing of this module runs.
+//!
+//! # A page's states
+//!
+//! Frames are taken by huge pages (2 MiB). A huge page is *whole* until its first page leaves. From then on each of its
+//! pages has a state of its own (`Singles`), and its own frame:
+//!
+//! | state | frame | content |
+//! |---|---|---|
+//! | *zero* | none | zeroes |
+//! | *unready* | has one, never zeroed and not mapped | zeroes |
+//! | *present* | has one, may be mapped | the frame; perhaps a *copy* at a place too |
+//! | *leaving* | in the hands of `write_out`, or of a [`WriteRequest`] | the frame |
+//! | *absent* | none | at its place |
+//! | *arriving* | in the hands of a [`ReadRequest`] | at its place |
+//!
+//! **Invariants:**
+//!
+//! * S1: a state is accessed under the lock of the slot's backing. Only *present* and whole pages have grants.
+//! * S2: a frame has one owner, by value: the state, `write_out`, a request, or the free frames.
+//! * S3: a page's content is in its frame or at its place, and its frame is freed only when the place has it.
+//! * S4: a copy is equal to its page's content.
+//! * S5: an entry that waits for a page is notified once: when the page is in memory, or when it cannot come.
+//!
+//! # A page leaves
+//!
+//! * L1: under the backing's lock, take the page's [`Lent`](twofold_stage2::Lent) frame by value, and make the state
+//!   *leaving*. A huge page that is whole is broken up first.
+//! * L2: with the log's lock and without the backing's, withdraw the frame: break the leaf (a block is split first),
+//!   flush, and put what hardware had recorded into the log, as `unmap` does. From here on the content is final.
+//! * L3: read the content.
+//! * L4: decide. A page of zeroes costs nothing. A page whose copy is good (E1, E2) is not written again. Any other
+//!   gets a place from the store. If the store is full, the page goes back to *present*.
+//! * L5: without I/O, under the backing's lock: free the frame, and make the state *zero* or *absent*. If an entry waits
+//!   for the page, make it *present* instead.
+//! * L6: otherwise pass a [`WriteRequest`] with the frame to the store.
+//! * L7: when the write is complete, as L5. If it failed, the page goes back to *present*, and the failure is reported.
+//!
+//! A page is broken, flushed, harvested, written and freed in this order. A write that fails loses nothing (S3).
+//!
+//! # A fault
+//!
+//! * F1: under the backing's lock, look at the state. *Leaving*, *absent* and *arriving*: the answer is `Absent`.
+//! * F2: *zero* takes a frame, unless another page has waited for one for longer: then the answer is `Absent`, too.
+//! * F3: zero the frame if it is not ready, and make a grant. It samples the count of withdrawals (module `withdraw` of
+//!   `twofold-stage2`). Unlock.
+//! * F4: map the page. If memory was withdrawn since F3, go back to F1.
+//!
+//! A page that leaves between F3 and F4 is not mapped: its L2 makes the grant stale, or breaks what F4 has made.
+//!
+//! # A page is brought
+//!
+//! * B1: add an entry, which waits for a frame.
+//! * B2: under the backing's lock, look at the state. *Present*: go on at B5. *Leaving*, *arriving*: L5, L7 or B5 of
+//!   another CPU will find the entry. *Zero*: as F2.
+//! * B3: *absent*: take a frame, if no other page has waited for one for longer. Make the state *arriving*.
+//! * B4: unlock, and pass a [`ReadRequest`] with the frame to the store.
+//! * B5: when the read is complete: under the backing's lock, make the state *present*, or if it failed, free the frame
+//!   and make the state *absent* again. Unlock, and notify the entries for the page.
+//! * B6: after a frame was freed (L5, L7, B5), and after B1 to B5 of any page, serve the entries that wait for a frame,
+//!   the oldest first, by B2.
+//!
+//! **Why no entry is forgotten (S5).** B1 comes before B2. A CPU that ends *leaving* or *arriving* looks at the entries
+//! under the backing's lock. If it does so before B1, B2 finds the new state; otherwise it finds the entry. An entry that
+//! got no frame in B3 failed there before the frame that comes next was freed (the frames' lock), so that CPU's B6 sees
+//! it. One CPU serves at a time; another sets a mark under the entries' lock, and the first looks again before it ends. A
+//! CPU that ends a state notifies only entries that were there then, so a failure reaches no entry that has asked since.
+//!
+//! **Why a waiting page makes progress.** A page on its way out ends in L5 or L7 as soon as the store has answered, and
+//! then the frame is free or the page is present. Writing out takes no frame: the page's own frame goes to the store,
+//! and where a block cannot be split for want of a table page, it is unmapped as a whole. So as long as the guest has
+//! pages that are not pinned, and the store answers, the write-out task can free frames, and B6 gives them to the oldest
+//! entry. Mapping a page needs table pages: a few free frames are never used for data, as many as the mapping of one page takes.
+//! No step waits for another with a lock held. If the store is full or fails for every page, the task says so
+//! ([`fail_waiting`](crate::GuestMemory::fail_waiting)), and vCPUs stop with the page as the reason.
+//!
+//! # Copies
+//!
+//! A page that was read, or was needed again while it was written, keeps its place: a *copy*. It is mapped read-only for
+//! a read, so that the first write faults.
+//!
+//! * E1: a CPU that is about to let the guest write to the page (map it writable, or relax it), or that writes itself,
+//!   ends the copy first, under the backing's lock. If the page is *leaving*, it marks it as *written*.
+//! * E2: a hardware-tracked log sets DBM on leaves, and then nothing faults. A copy has the number of such logs that the
+//!   slot had seen; L4 compares it. While such a log runs, no copy is kept. A fault that was overtaken by a stop sets DBM
+//!   for a moment (D5 and D6 of [`dirty`](crate::dirty)): D6 ends the copies before it clears DBM.
+//! * L4 takes a copy as good if the page is not *written*, its number is the slot's, and the leaf that L2 removed had no
+//!   DBM.
+//!
+//! **Why S4 holds.** The guest writes only by a writable leaf or by DBM. E1 comes before the leaf. If E1 comes before L1,
+//! there is no copy any more. If it comes between L1 and L4, L4 sees the mark. If it comes after L4, the leaf is gone
+//! (L2), a grant made before is stale, and the guest faults again. DBM set by a log: that log's start changed the number
+//! before it changed the leaf (D8, D10), and L2 locked the leaf's table after that, so L4 sees it. DBM set by a fault that
+//! was overtaken: L4 sees the mark of D6, or L2 broke the leaf before D6 cleared its DBM, and L4 sees that.
+//!
+//! # Locking
+//!
+//! In this order: the log's lock, the backing's lock, then one of: the frames, the waiting entries, the spare states.
+//! The store and [`Notify`] are called with none of them. Two CPUs meet only under these locks, so the model checker's
+//! tests of the engine's locks and withdrawals cover what is weakly ordered; the orders of whole steps are driven by
+//! hand (`tests/swap`).
+
+mod area;
+mod arrive;
+mod attach;
+mod clock;
+mod fault;
+mod leave;
+mod limit;
+mod pin;
+pub(crate) mod pins;
+pub(crate) mod single;
+pub(crate) mod state;
+pub(crate) mod store;
+mod waiters;
+
+pub use area::AreaPlace;
+pub use arrive::NotAttached;
+pub use attach::{AttachError, DetachError, Located};
+pub use clock::{Clock, Relief};
+pub use leave::{WriteOutError, WrittenOut};
+pub use limit::{FRAMES_PER_VCPU, FrameUse, LimitError};
+pub use pin::{Pinned, PinnedFor};
+pub use state::SwapOptions;
+pub use store::{Completions, Failure, Notify, Operation, PageStore, Place, ReadRequest, StoreError, WriteRequest};
+pub use waiters::Waiter;

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the embedder implements: a store of pages, and what it does when something has happened.
+//!
+//! Invariant: a request owns its frame. So nothing else uses the frame while I/O is in flight, and a request that was
+//! completed cannot be completed again: completing takes it by value.
+//!
+//! ```compile_fail,E0382
+//! # use twofold_memory::swap::{Completions, WriteRequest};
+//! fn twice(memory: &dyn Completions, request: WriteRequest) {
+//!     memory.complete_write(request, Ok(()));
+//!     memory.complete_write(request, Ok(()));
+//! }
+//! ```
+//!
+//! Nothing can be written into a frame through a request to write it out:
+//!
+//! ```compile_fail,E0308
+//! # use twofold_memory::swap::{Completions, WriteRequest};
+//! fn reversed(memory: &dyn Completions, request: &WriteRequest) {
+//!     memory.copy_in(request, &[0; 4096]);
+//! }
+//! ```
+
+use alloc::sync::Arc;
+
+use twofold_stage2::{Ipa, Run};
+
+use super::waiters::Waiter;
+use crate::async_fault::Arrival;
+
+/// Where a store keeps one page's content. The store chooses the number; for the peer of a post-copy migration, it may
+/// be the page's own number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place(u64);
+
+impl Place {
+    /// The place with this number.
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// Its number.
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+}
+
+/// Where absent pages are.
+///
+/// Its calls come from any CPU, several at once, and with no lock of [`GuestMemory`](crate::GuestMemory) held. None of
+/// them waits: `write` and `read` begin the I/O and return. The store completes a request through `memory` before the call
+/// returns, or later by the guest's memory itself, from any thread and in any order.
+///
+/// A place holds a page from the completion of its write until it is [discarded](Self::discard). Reading a place does
+/// not empty it.
+pub trait PageStore: Send + Sync {
+    /// Room for a page that is about to be written. `None` if the store is full.
+    fn place(&self, page: Ipa) -> Option<Place>;
+
+    /// Writes the request's frame to its place.
+    fn write(&self, memory: &dyn Completions, request: WriteRequest);
+
+    /// Reads the request's frame from its place.
+    fn read(&self, memory: &dyn Completions, request: ReadRequest);
+
+    /// This place is not needed any more. No request for it is in flight.
+    fn discard(&self, place: Place);
+}
+
+impl<T: PageStore + ?Sized> PageStore for Arc<T> {
+    fn place(&self, page: Ipa) -> Option<Place> {
+        T::place(self, page)
+    }
+
+    fn write(&self, memory: &dyn Completions, request: WriteRequest) {
+        T::write(self, memory, request);
+    }
+
+    fn read(&self, memory: &dyn Completions, request: ReadRequest) {
+        T::read(self, memory, request);
+    }
+
+    fn discard(&self, place: Place) {
+        T::discard(self, place);
+    }
+}
+
+/// A guest's memory, as a store sees it: by this a store need not know the platform.
+pub trait Completions {
+    /// Copies the frame that is to be written.
+    fn copy_out(&self, request: &WriteRequest, bytes: &mut [u8; 4096]);
+
+    /// Fills the frame that was to be read.
+    fn copy_in(&self, request: &ReadRequest, bytes: &[u8; 4096]);
+
+    /// [`GuestMemory::complete_write`](crate::GuestMemory::complete_write).
+    fn complete_write(&self, request: WriteRequest, result: Result<(), StoreError>);
+
+    /// [`GuestMemory::complete_read`](crate::GuestMemory::complete_read).
+    fn complete_read(&self, request: ReadRequest, result: Result<(), StoreError>);
+}
+
+/// What the embedder does when something has happened. Its calls come from any CPU, and with no lock of
+/// [`GuestMemory`](crate::GuestMemory) held. They do not call back into the guest's memory.
+pub trait Notify: Send + Sync {
+    /// The page that `waiter` waits for is in memory, or cannot be brought. For a vCPU:
+    /// [`Arrivals::complete`](crate::async_fault::Arrivals::complete) with its ticket, then the kick that this asks for.
+    fn arrived(&self, waiter: Waiter, arrival: Arrival);
+
+    /// The store could not do a request. Nothing is lost: a page that could not be written is in memory, one that could
+    /// not be read is still at its place.
+    fn failed(&self, failure: &Failure);
+
+    /// Pages wait for frames: the write-out task has work ([`wants_frames`](crate::GuestMemory::wants_frames)).
+    fn frames_wanted(&self);
+}
+
+impl<T: Notify + ?Sized> Notify for Arc<T> {
+    fn arrived(&self, waiter: Waiter, arrival: Arrival) {
+        T::arrived(self, waiter, arrival);
+    }
+
+    fn failed(&self, failure: &Failure) {
+        T::failed(self, failure);
+    }
+
+    fn frames_wanted(&self) {
+        T::frames_wanted(self);
+    }
+}
+
+/// A request that a store could not do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the store could not {operation} the page at {page} ({place:?}): {cause}")]
+pub struct Failure {
+    /// The page.
+    pub page: Ipa,
+    /// Its place in the store.
+    pub place: Place,
+    /// What the store was asked for.
+    pub operation: Operation,
+    /// Why it could not.
+    pub cause: StoreError,
+}
+
+/// What a store was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// To write a page.
+    Write,
+    /// To read a page.
+    Read,
+}
+
+impl core::fmt::Display for Operation {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        })
+    }
+}
+
+/// Why a store could not do a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The device reports an error.
+    #[error("error {code} of its device")]
+    Device {
+        /// The device's or the system's number for it.
+        code: i32,
+    },
+    /// The content at the place is not what was written.
+    #[error("the content is damaged")]
+    Damaged,
+    /// The store has ended: for a peer, the link is cut.
+    #[error("the store has ended")]
+    Ended,
+}
+
+/// What a request is about.
+#[derive(Debug)]
+struct Transfer {
+    page: Ipa,
+    place: Place,
+    /// `VTTBR_EL2` of the guest, which names it.
+    guest: u64,
+    /// `None` once the request was completed.
+    frame: Option<Run>,
+}
+
+impl Transfer {
+    fn frame(&self) -> &Run {
+        self.frame.as_ref().expect("only completing takes the frame, and it takes the request too")
+    }
+
+    fn complete(&mut self) -> Completed {
+        let frame = self.frame.take().expect("a request is completed by value, once");
+        Completed { page: self.page, place: self.place, guest: self.guest, frame }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        let Self { page, place, .. } = *self;
+        debug_assert!(self.frame.is_none(), "a request for {page} at {place:?} is dropped: complete it");
+    }
+}
+
+/// A request that was completed: what it was about, and its frame.
+pub(crate) struct Completed {
+    pub(crate) page: Ipa,
+    pub(crate) place: Place,
+    pub(crate) guest: u64,
+    pub(crate) frame: Run,
+}
+
+/// A page to be written to a place. It owns the page's frame, which no CPU can map. Complete it by
+/// [`Completions::complete_write`]: dropped, its frame is lost and its page never comes back, and debug builds panic.
+#[must_use = "complete it: its frame and its page are lost if it is dropped"]
+#[derive(Debug)]
+pub struct WriteRequest(Transfer);
+
+/// A page to be read from a place. It owns the frame to fill, which no CPU can map. Complete it by
+/// [`Completions::complete_read`]: dropped, its frame is lost and the page never comes back, and debug builds panic.
+#[must_use = "complete it: its frame is lost and its page never comes back if it is dropped"]
+#[derive(Debug)]
+pub struct ReadRequest(Transfer);
+
+impl WriteRequest {
+    pub(crate) fn new(page: Ipa, place: Place, guest: u64, frame: Run) -> Self {
+        Self(Transfer { page, place, guest, frame: Some(frame) })
+    }
+
+    pub(crate) fn complete(mut self) -> Completed {
+        self.0.complete()
+    }
+
+    /// The page.
+    pub fn page(&self) -> Ipa {
+        self.0.page
+    }
+
+    /// Where to write it.
+    pub fn place(&self) -> Place {
+        self.0.place
+    }
+
+    /// The page's frame, to be read by the platform or by DMA.
+    pub fn frame(&self) -> &Run {
+        self.0.frame()
+    }
+
+    /// The frame, of a request whose guest was destroyed: give it back to that guest's
+    /// [`Frames`](crate::Frames::give_run). While the guest lives, complete the request instead.
+    pub fn into_frame(self) -> Run {
+        self.complete().frame
+    }
+}
+
+impl ReadRequest {
+    pub(crate) fn new(page: Ipa, place: Place, guest: u64, frame: Run) -> Self {
+        Self(Transfer { page, place, guest, frame: Some(frame) })
+    }
+
+    pub(crate) fn complete(mut self) -> Completed {
+        self.0.complete()
+    }
+
+    /// The page.
+    pub fn page(&self) -> Ipa {
+        self.0.page
+    }
+
+    /// Where to read it from.
+    pub fn place(&self) -> Place {
+        self.0.place
+    }
+
+    /// The frame to fill, by the platform or by DMA.
+    pub fn frame(&self) -> &Run {
+        self.0.frame()
+    }
+
+    /// The frame, of a request whose guest was destroyed: give it back to that guest's
+    /// [`Frames`](crate::Frames::give_run). While the guest lives, complete the request instead.
+    pub fn into_frame(self) -> Run {
+        self.complete().frame
+    }
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who waits for which page: a fixed number of entries, so that a fault allocates nothing.
+//!
+//! Invariant: a vCPU has one entry for each slot of its [`Arrivals`](crate::async_fault::Arrivals). A ticket that takes
+//! a slot again replaces the one before, which is stale then. So a vCPU's entry is always free for it.
+//!
+//! An entry *waits for a frame* until its page is in memory or on its way. Such entries are served in their order.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use twofold_stage2::Ipa;
+
+use crate::async_fault::{SLOTS, Ticket};
+
+/// What waits for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiter {
+    /// A vCPU, by a ticket of its arrivals.
+    Vcpu {
+        /// The vCPU's number, from 0 on.
+        vcpu: u32,
+        /// The ticket to complete.
+        ticket: Ticket,
+    },
+    /// Anything else, such as a device: a number that the embedder has chosen. One number waits for one page at a time.
+    Other(u64),
+}
+
+/// All that wait.
+pub(crate) struct Waiting {
+    entries: Box<[Option<Entry>]>,
+    vcpus: u32,
+    /// Entries in use.
+    count: usize,
+    /// Entries so far.
+    next: u64,
+    /// A CPU serves the entries that wait for frames.
+    pub(super) serving: bool,
+    /// A frame has become free since that CPU looked.
+    pub(super) again: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    page: Ipa,
+    waiter: Waiter,
+    number: u64,
+    wants_frame: bool,
+}
+
+impl Waiting {
+    /// Room for this many vCPUs and others. `None` if the heap is full.
+    pub(super) fn new(vcpus: u32, others: u32) -> Option<Self> {
+        let count = (vcpus as usize).checked_mul(SLOTS)?.checked_add(others as usize)?;
+        let mut entries = Vec::new();
+        entries.try_reserve_exact(count).ok()?;
+        entries.resize(count, None);
+        let entries = entries.into_boxed_slice();
+        Some(Self { entries, vcpus, count: 0, next: 0, serving: false, again: false })
+    }
+
+    /// The number of entries in use.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The number of the next entry. Entries that are there now have smaller ones.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Adds an entry, which waits for a frame at first. Returns whether there is room.
+    pub(super) fn add(&mut self, page: Ipa, waiter: Waiter) -> bool {
+        self.remove(waiter);
+        let Some(at) = self.free(waiter) else { return false };
+        let Some(entry) = self.entries.get_mut(at) else { return false };
+        self.count += usize::from(entry.is_none());
+        *entry = Some(Entry { page, waiter, number: self.next, wants_frame: true });
+        self.next += 1;
+        true
+    }
+
+    /// Removes the entry of this waiter, if there is one.
+    pub(super) fn remove(&mut self, waiter: Waiter) {
+        let is_it = |entry: &&mut Option<Entry>| entry.is_some_and(|entry| entry.waiter == waiter);
+        if let Some(entry) = self.entries.iter_mut().find(is_it).filter(|_| self.count > 0) {
+            *entry = None;
+            self.count -= 1;
+        }
+    }
+
+    /// Whether an entry waits for this page.
+    pub(super) fn has(&self, page: Ipa) -> bool {
+        self.used().any(|entry| entry.page == page)
+    }
+
+    /// Removes and returns an entry for this page whose number is below `until`.
+    pub(super) fn take(&mut self, page: Ipa, until: u64) -> Option<Waiter> {
+        self.take_if(|entry| entry.page == page && entry.number < until)
+    }
+
+    /// Removes and returns an entry that waits for a frame and whose number is below `until`.
+    pub(super) fn take_wanting(&mut self, until: u64) -> Option<Waiter> {
+        self.take_if(|entry| entry.wants_frame && entry.number < until)
+    }
+
+    /// The entries for this page do not wait for a frame any more.
+    pub(super) fn has_frame(&mut self, page: Ipa) {
+        for entry in self.entries.iter_mut().flatten().filter(|entry| entry.page == page) {
+            entry.wants_frame = false;
+        }
+    }
+
+    /// The page whose entry has waited longest for a frame.
+    pub(super) fn oldest_wanting(&self) -> Option<Ipa> {
+        let wanting = self.used().filter(|entry| entry.wants_frame);
+        wanting.min_by_key(|entry| entry.number).map(|entry| entry.page)
+    }
+
+    /// How many entries wait for frames.
+    pub(super) fn wanting(&self) -> usize {
+        self.used().filter(|entry| entry.wants_frame).count()
+    }
+
+    /// Whether this page may have the next free frame: no other has waited for longer.
+    pub(super) fn is_next(&self, page: Ipa) -> bool {
+        self.oldest_wanting().is_none_or(|oldest| oldest == page)
+    }
+
+    fn used(&self) -> impl Iterator<Item = &Entry> {
+        let entries = if self.count == 0 { &[] } else { &self.entries[..] };
+        entries.iter().flatten()
+    }
+
+    fn take_if(&mut self, condition: impl Fn(&Entry) -> bool) -> Option<Waiter> {
+        if self.count == 0 {
+            return None;
+        }
+        let entry = self.entries.iter_mut().find_map(|entry| entry.take_if(|entry| condition(entry)))?;
+        self.count -= 1;
+        Some(entry.waiter)
+    }
+
+    /// The index for an entry of this waiter.
+    fn free(&self, waiter: Waiter) -> Option<usize> {
+        match waiter {
+            Waiter::Vcpu { vcpu, ticket } => (vcpu < self.vcpus).then(|| vcpu as usize * SLOTS + ticket.slot()),
+            Waiter::Other(_) => {
+                let others = self.vcpus as usize * SLOTS;
+                let free = self.entries[others..].iter().position(Option::is_none)?;
+                Some(others + free)
+            }
+        }
+    }
+}
