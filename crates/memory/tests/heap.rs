@@ -10,11 +10,16 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr::null_mut;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use machine::guest::RunningGuest;
 use machine::platform::{Event, PLAIN};
 use machine::{HUGE_PAGE, PAGE};
+use twofold_memory::async_fault::Arrival;
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
+use twofold_memory::swap::{
+    Completions, Failure, Notify, PageStore, Place, ReadRequest, SwapOptions, Waiter, WriteRequest, WrittenOut,
+};
 use twofold_memory::{Answer, Backing, Done, Error, GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::Tlbi;
@@ -112,6 +117,81 @@ fn faults_are_answered_with_a_full_heap() {
     assert_eq!(refused, Err(Error::NoFrames { ipa: Ipa::new(64 * HUGE_PAGE) }));
     assert!(touch(64).is_ok(), "there is room again");
     assert!(memory.frames().free() < free - 9 * HUGE_PAGE / PAGE);
+}
+
+/// A store that keeps its requests, in lists that have room.
+struct Kept(Mutex<(Vec<WriteRequest>, Vec<ReadRequest>)>);
+
+impl PageStore for Kept {
+    fn place(&self, page: Ipa) -> Option<Place> {
+        Some(Place::new(page.raw()))
+    }
+
+    fn write(&self, _: &dyn Completions, request: WriteRequest) {
+        self.0.lock().unwrap().0.push(request);
+    }
+
+    fn read(&self, _: &dyn Completions, request: ReadRequest) {
+        self.0.lock().unwrap().1.push(request);
+    }
+
+    fn discard(&self, _: Place) {}
+}
+
+struct Unheard;
+
+impl Notify for Unheard {
+    fn arrived(&self, _: Waiter, _: Arrival) {}
+    fn failed(&self, _: &Failure) {}
+    fn frames_wanted(&self) {}
+}
+
+/// Pages leave, and their states are allocated then. Faults on them, their arrival, and first touches by single frames
+/// take nothing from the heap.
+#[test]
+fn faults_with_a_page_store_are_answered_with_a_full_heap() {
+    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Largest, 4);
+    guest.add_ram(Ipa::new(0), 4 * HUGE_PAGE);
+    let store = Arc::new(Kept(Mutex::new((Vec::with_capacity(64), Vec::with_capacity(64)))));
+    let options = SwapOptions { vcpus: 1, others: 8, headroom: 0 };
+    guest.memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Unheard), &options).unwrap();
+    assert_eq!(guest.memory.set_limit(512 + 16), Ok(0));
+    guest.memory.write(Ipa::new(0), &[1; 3 * PAGE as usize]).unwrap();
+    guest.machine.expect_events(1 << 16);
+    let memory = &guest.memory;
+    let complete_writes = || {
+        let requests = std::mem::take(&mut store.0.lock().unwrap().0);
+        requests.into_iter().for_each(|request| memory.complete_write(request, Ok(())));
+    };
+    assert_eq!(memory.write_out(Ipa::new(0)), Ok(WrittenOut::Started));
+    assert_eq!(memory.write_out(Ipa::new(PAGE)), Ok(WrittenOut::Started));
+    complete_writes();
+    let touch = |page: u64| {
+        memory.fault(&GuestFault {
+            ipa: Ipa::new(page * PAGE),
+            kind: FaultKind::Translation,
+            access: AccessKind::Write,
+        })
+    };
+    MOST.set(0);
+    let absent = touch(0);
+    let asked = [memory.bring(Ipa::new(0), Waiter::Other(0)), memory.bring(Ipa::new(0), Waiter::Other(1))];
+    let request = store.0.lock().unwrap().1.pop();
+    if let Some(request) = request {
+        memory.complete_read(request, Ok(()));
+    }
+    let present = touch(0);
+    // 2 MiB are not allowed any more, so the next huge pages take single frames; then none is left.
+    let singles: [_; 20] = std::array::from_fn(|page| touch(512 + 300 * (page as u64 % 3) + page as u64));
+    let waits = memory.bring(Ipa::new(1000 * PAGE), Waiter::Other(2));
+    let failed = memory.fail_waiting();
+    MOST.set(usize::MAX);
+    assert!(matches!(absent, Ok(Answer::Absent(_))), "{absent:?}");
+    assert!(asked.iter().chain([&waits]).all(Result::is_ok));
+    assert!(matches!(present, Ok(Answer::Retry(_))), "{present:?}");
+    let touched = singles.iter().filter(|answer| matches!(answer, Ok(Answer::Retry(Done::Mapped { .. })))).count();
+    assert_eq!((touched, failed), (17, 1), "{singles:?}");
+    assert!(singles[17..].iter().all(|answer| matches!(answer, Ok(Answer::Absent(_)))), "{singles:?}");
 }
 
 /// Dirty pages stay dirty, and are reported when there is room again.

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Pages that a device has pinned.
+
+use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
+use twofold_memory::swap::{Clock, PinnedFor, WrittenOut};
+use twofold_memory::{Error, Pages};
+use twofold_stage2::Ipa;
+
+use crate::rig::{Plan, Rig, ipa};
+
+#[test]
+fn a_pinned_page_stays_where_it_is() {
+    let rig = Rig::with(Plan { pages: Pages::Small, count: 512, ..Plan::default() });
+    (0..3).for_each(|page| rig.write(page));
+    let pa = rig.walk(1).unwrap().output(ipa(1));
+    let first = rig.memory.pin(ipa(1)..ipa(2), PinnedFor::Reading).unwrap();
+    let second = rig.memory.pin(ipa(0)..ipa(2), PinnedFor::Writing).unwrap();
+    for page in [0, 1] {
+        assert_eq!(rig.write_out(page), Ok(WrittenOut::Pinned));
+    }
+    let relief = Clock::new().make_room(&rig.memory, 512).unwrap();
+    assert_eq!(relief.freed + relief.started, 510);
+    assert_eq!(rig.walk(1).unwrap().output(ipa(1)), pa);
+    rig.memory.unpin(second);
+    assert_eq!(rig.write_out(1), Ok(WrittenOut::Pinned), "pinned twice, unpinned once");
+    rig.leave(0);
+    rig.memory.unpin(first);
+    rig.leave(1);
+    rig.end();
+}
+
+/// Pinning makes a page ready, and does nothing by halves.
+#[test]
+fn what_cannot_be_pinned_is_refused_whole() {
+    let rig = Rig::new();
+    rig.write(3);
+    rig.leave(3);
+    let absent = rig.memory.pin(ipa(0)..ipa(5), PinnedFor::Reading).unwrap_err();
+    assert_eq!(absent, Error::Absent { page: ipa(3), done: 0 });
+    for page in [0, 1, 2, 4] {
+        assert!(matches!(rig.write_out(page), Ok(WrittenOut::Freed)), "page {page} is pinned");
+    }
+    rig.bring(3, 3);
+    let pinned = rig.memory.pin(ipa(0)..ipa(5), PinnedFor::Reading).unwrap();
+    assert_eq!(pinned.range(), ipa(0)..ipa(5));
+    rig.memory.unpin(pinned);
+    let outside = Ipa::new(0x1000);
+    assert_eq!(rig.memory.pin(outside..outside + 1, PinnedFor::Reading).unwrap_err(), Error::NoRam { ipa: outside });
+    rig.end();
+}
+
+/// The part of a page pins the page.
+#[test]
+fn a_slot_with_pinned_pages_stays() {
+    let mut rig = Rig::new();
+    let pinned = rig.memory.pin(ipa(2) + 100..ipa(3) + 1, PinnedFor::Reading).unwrap();
+    assert_eq!(pinned.range(), ipa(2)..ipa(4));
+    let slot = rig.slot;
+    let memory = std::rc::Rc::get_mut(&mut rig.memory).unwrap();
+    assert_eq!(memory.remove_slot(slot).unwrap_err(), Error::InUse { start: ipa(0), in_flight: 0, pinned: 2 });
+    memory.unpin(pinned);
+    assert_eq!(memory.remove_slot(slot), Ok(None));
+}
+
+/// What the device has written is in the log once the page is unpinned, even after a clear meanwhile.
+#[test]
+fn what_a_device_may_have_written_is_in_the_log() {
+    for (reason, expected) in [(PinnedFor::Reading, vec![]), (PinnedFor::Writing, vec![1, 2])] {
+        let rig = Rig::new();
+        let log = rig.memory.dirty_log(rig.slot).unwrap();
+        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) }).unwrap();
+        let pinned = rig.memory.pin(ipa(1)..ipa(3), reason).unwrap();
+        let mut dirty = DirtyPages::new();
+        log.get(&mut dirty).unwrap();
+        log.clear_these(&dirty).unwrap();
+        rig.memory.unpin(pinned);
+        log.get(&mut dirty).unwrap();
+        assert_eq!(dirty.pages().collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Pages that wait for frames, and frames that become free, at each point of each other: no page waits while there is a
+//! frame for it, and none is notified for another.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use twofold_memory::async_fault::Arrival;
+use twofold_memory::swap::{Located, Waiter};
+
+use crate::rig::{Plan, Rig, ignore, quiet};
+use crate::store::BROKEN;
+
+type Step = (&'static str, fn(&Rig));
+
+/// Pages 20 and 21, in two slots, are absent, 0 and 1 are zero and in memory, and no frame is free.
+fn full(waits: bool) -> Rig {
+    let rig = Rig::with(Plan { count: 21, second: 11, huge_pages: 0, singles: 40, ..Plan::default() });
+    rig.memory.set_limit(16).unwrap();
+    (20..22).for_each(|page| {
+        rig.write(page);
+        rig.leave(page);
+    });
+    (0..16).for_each(|page| rig.write(page));
+    rig.write_zero(0);
+    rig.write_zero(1);
+    rig.store.get().waits = waits;
+    rig
+}
+
+const STEPS: [Step; 11] = [
+    ("bring an absent page", |rig| rig.bring(20, 1)),
+    ("bring another", |rig| rig.bring(21, 2)),
+    ("bring the page again", |rig| rig.bring(20, 4)),
+    ("bring a page of zeroes", |rig| rig.bring(30, 3)),
+    ("a page of zeroes leaves", |rig| ignore(rig.write_out(0))),
+    ("another page of zeroes leaves", |rig| ignore(rig.write_out(1))),
+    ("two pages of zeroes leave", |rig| {
+        ignore(rig.write_out(0));
+        ignore(rig.write_out(1));
+    }),
+    ("a page leaves", |rig| ignore(rig.write_out(5))),
+    ("the limit rises", |rig| ignore(rig.memory.set_limit(18).unwrap())),
+    ("writes complete", |rig| {
+        while rig.store.writing() > 0 {
+            rig.store.finish_write(&*rig.memory, 0, Ok(()));
+        }
+    }),
+    ("reads fail", |rig| {
+        // Not those that begin meanwhile.
+        (0..rig.store.reading()).for_each(|_| rig.store.finish_read(&*rig.memory, 0, Err(BROKEN)));
+    }),
+];
+
+/// What was before.
+const BEGINNINGS: [Step; 7] = [
+    ("nothing", |_| ()),
+    ("one waits", |rig| rig.bring(20, 1)),
+    ("one waits for zeroes", |rig| rig.bring(30, 3)),
+    ("two frames are free", |rig| ignore(rig.memory.set_limit(18).unwrap())),
+    ("one is on its way", |rig| {
+        ignore(rig.write_out(0));
+        rig.bring(20, 1);
+    }),
+    ("one is on its way, one waits", |rig| {
+        ignore(rig.write_out(0));
+        rig.bring(20, 1);
+        rig.bring(21, 2);
+    }),
+    ("one leaves, two wait", |rig| {
+        ignore(rig.write_out(5));
+        rig.bring(20, 1);
+        rig.bring(21, 2);
+    }),
+];
+
+/// Does `second` before the atomic `number` of `first`. Returns whether `first` came that far.
+fn met(before: Step, first: Step, second: Step, number: usize, waits: bool) -> bool {
+    let rig = Rc::new(full(waits));
+    (before.1)(&rig);
+    let (begun, impossible) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+    let (other, other_begun, other_impossible) = (Rc::clone(&rig), Rc::clone(&begun), Rc::clone(&impossible));
+    rig.machine.before_atomic(number, move || {
+        other_begun.set(true);
+        let done = catch_unwind(AssertUnwindSafe(|| (second.1)(&other)));
+        other_impossible.set(done.is_err());
+    });
+    (first.1)(&rig);
+    rig.machine.set_atomic_hook(|| ());
+    if impossible.get() {
+        std::mem::forget(rig);
+        return true;
+    }
+    let what = format!("{}; {}, and before its atomic {number}: {}, waits {waits}", before.0, first.0, second.0);
+    let used = rig.memory.frame_use();
+    assert!(used.data <= used.limit, "{what}: {used:?}");
+    // Each page that waits is on its way, or no frame is free. Two may wait for page 20.
+    let is_arriving = |page| matches!(rig.located(page), Located::Arriving(_));
+    let on_their_way = 2 * u64::from(is_arriving(20)) + u64::from(is_arriving(21));
+    assert!(used.waiting <= on_their_way || used.data == used.limit, "{what}: {used:?}");
+    // A failure is not of a read that was asked for later: the entry would then not be there for that read's end.
+    let failed = rig.reports.arrived().contains(&(Waiter::Other(4), Arrival::Failed));
+    assert!(!failed || !is_arriving(20) || first.0 == second.0, "{what}");
+    let begun = begun.get();
+    rig.finish_all();
+    rig.memory.set_limit(u64::MAX).unwrap();
+    rig.finish_all();
+    assert_eq!(rig.memory.frame_use().waiting, 0, "{what}");
+    Rc::try_unwrap(rig).ok().expect("the hook is gone").end();
+    begun
+}
+
+#[test]
+fn no_page_waits_while_there_is_a_frame_for_it() {
+    quiet();
+    for before in BEGINNINGS {
+        for first in STEPS {
+            for second in STEPS {
+                for waits in [false, true] {
+                    let _ = (1..).find(|number| !met(before, first, second, *number, waits)).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// A fault that comes between a frame that was freed and the page that waits for it.
+#[test]
+fn no_fault_takes_the_frame_of_a_page_that_waits() {
+    quiet();
+    let mut faults = 0;
+    for number in 1.. {
+        let rig = Rc::new(full(false));
+        rig.bring(20, 1);
+        let (begun, possible) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let (other, other_begun, other_possible) = (Rc::clone(&rig), Rc::clone(&begun), Rc::clone(&possible));
+        rig.machine.before_atomic(number, move || {
+            other_begun.set(true);
+            other_possible.set(catch_unwind(AssertUnwindSafe(|| ignore(other.try_write(31)))).is_ok());
+        });
+        ignore(rig.write_out(0));
+        rig.machine.set_atomic_hook(|| ());
+        assert_eq!(rig.reports.arrived(), [(Waiter::Other(1), Arrival::Present)], "before atomic {number}");
+        assert_eq!(rig.located(31), Located::Zero, "before atomic {number}");
+        faults += usize::from(possible.get());
+        if !begun.get() {
+            break;
+        }
+    }
+    assert!(faults > 3, "{faults}");
+}
