@@ -10,6 +10,7 @@ mod log_judges;
 mod random;
 mod recorded;
 mod rules;
+mod swap;
 mod vm;
 #[path = "../../../stage2/tests/platform/window.rs"]
 mod window;

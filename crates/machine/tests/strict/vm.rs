@@ -4,9 +4,9 @@
 #[path = "../vm/modes.rs"]
 mod modes;
 #[path = "../vm/programs.rs"]
-mod programs;
+pub mod programs;
 #[path = "../vm/scenarios.rs"]
-mod scenarios;
+pub mod scenarios;
 #[path = "../vm/together.rs"]
 mod together;
 
@@ -31,13 +31,13 @@ use crate::world::{MODERN, PAGE, PLAIN};
 const SEEDS: [u64; 3] = [1, 2, 3];
 
 /// A machine with memory for `parts` virtual machines.
-fn machine((features, bbm): (Features, Bbm), cpus: usize, seed: u64, parts: u64) -> Machine {
+pub fn machine((features, bbm): (Features, Bbm), cpus: usize, seed: u64, parts: u64) -> Machine {
     let memory = ArenaOptions::new(parts * PART, Backing::Anonymous);
     let options = Options { cpus, seed, events_between_switches: 24, features, bbm, memory, trace: None };
     Machine::new(options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn room(machine: &Machine, features: Features) -> Room<'_, Hosted> {
+pub fn room(machine: &Machine, features: Features) -> Room<'_, Hosted> {
     Room { arena: machine.arena(), platform: machine.platform(), features, interrupts: Interrupts::without_time }
 }
 

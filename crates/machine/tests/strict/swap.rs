@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Pages leave and come back while vCPUs use them, a log runs, and a store completes late, in any order, and with
+//! failures: every word is what was written, the log loses no write, no token is lost, no frame is reached after it was
+//! freed, and the limit holds.
+//!
+//! `TWOFOLD_SWAP_PAGES` repeats the test with more seeds until that many pages have left and come back, and
+//! `TWOFOLD_SWAP_SEED` begins with this seed. A failure prints its seed.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use twofold_machine::strict::{Bbm, Breach, CpuHandle, Hosted, Knowledge, Machine, Program};
+use twofold_machine::vm::{Left, RunError, Vcpu, Vm};
+use twofold_memory::async_fault::interrupts::{CpuInterface, Group, Interrupt};
+use twofold_memory::async_fault::{AbsentPage, Arrival, Arrivals, Context, Host, Mode, Next, Ticket, VcpuFaults, Wait};
+use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
+use twofold_memory::swap::{
+    Clock, Completions, Failure, Notify, PageStore, Place, ReadRequest, StoreError, SwapOptions, Waiter, WriteRequest,
+};
+use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
+use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+
+use crate::vm::programs::WorkingSet;
+use crate::vm::scenarios::{MIB_2, PART, RAM, Room};
+use crate::vm::{machine, room};
+use crate::world::{MODERN, PAGE, PLAIN};
+
+const VCPUS: u64 = 2;
+/// Pages that the vCPUs use: half of them in one huge page, half in the next.
+const TOUCHED: u64 = 61;
+const START: Ipa = Ipa::new(RAM.raw() + MIB_2 - 32 * PAGE);
+/// The least limit: the vCPUs use more.
+const LIMIT: u64 = VCPUS * twofold_memory::swap::FRAMES_PER_VCPU;
+/// Waiters that are no vCPUs.
+const COPIER: u64 = 0;
+
+/// A store whose requests wait for another CPU.
+#[derive(Default)]
+struct Store(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    writes: Vec<(WriteRequest, Option<Knowledge>)>,
+    reads: Vec<(ReadRequest, Option<Knowledge>)>,
+    contents: BTreeMap<Place, Box<[u8; 4096]>>,
+    places: u64,
+    live: u64,
+    failed: u64,
+    /// Pages that were read.
+    brought: u64,
+}
+
+impl Store {
+    /// No event of the machine may happen while this is held.
+    fn get(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap()
+    }
+
+    /// Forgets all requests: a breach has ended the machine, and is what the test reports.
+    fn abandon(&self) {
+        let mut inner = self.get();
+        std::mem::forget((std::mem::take(&mut inner.writes), std::mem::take(&mut inner.reads)));
+    }
+
+    /// Completes a request, drawn at random. Returns whether there was one.
+    fn complete_one(&self, cpu: &CpuHandle, memory: &GuestMemory<Hosted>) -> bool {
+        let (writes, reads) = {
+            let inner = self.get();
+            (inner.writes.len() as u64, inner.reads.len() as u64)
+        };
+        if writes + reads == 0 {
+            return false;
+        }
+        let index = cpu.draw(writes + reads);
+        let result = if cpu.draw(20) == 0 { Err(StoreError::Device { code: 5 }) } else { Ok(()) };
+        self.get().failed += u64::from(result.is_err());
+        let mut bytes = Box::new([0; 4096]);
+        if index < writes {
+            let (request, known) = self.get().writes.remove(index as usize);
+            known.iter().for_each(Knowledge::learn);
+            cpu.reads(request.frame().pa(), PAGE);
+            memory.copy_out(&request, &mut bytes);
+            if result.is_ok() {
+                self.get().contents.insert(request.place(), bytes);
+            }
+            memory.complete_write(request, result);
+        } else {
+            let (request, known) = self.get().reads.remove((index - writes) as usize);
+            known.iter().for_each(Knowledge::learn);
+            cpu.reuse(request.frame().pa(), PAGE);
+            if result.is_ok() {
+                bytes.clone_from(&self.get().contents[&request.place()]);
+                self.get().brought += 1;
+            }
+            memory.copy_in(&request, &bytes);
+            memory.complete_read(request, result);
+        }
+        true
+    }
+}
+
+impl PageStore for Store {
+    fn place(&self, _: Ipa) -> Option<Place> {
+        let mut inner = self.get();
+        inner.places += 1;
+        inner.live += 1;
+        Some(Place::new(inner.places))
+    }
+
+    fn write(&self, _: &dyn Completions, request: WriteRequest) {
+        let known = Knowledge::of_this_cpu();
+        self.get().writes.push((request, known));
+    }
+
+    fn read(&self, _: &dyn Completions, request: ReadRequest) {
+        let known = Knowledge::of_this_cpu();
+        self.get().reads.push((request, known));
+    }
+
+    fn discard(&self, place: Place) {
+        let mut inner = self.get();
+        inner.live -= 1;
+        inner.contents.remove(&place);
+    }
+}
+
+/// Where arrivals go.
+struct Reports {
+    arrivals: Vec<Arc<Arrivals>>,
+    copier: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Notify for Reports {
+    fn arrived(&self, waiter: Waiter, arrival: Arrival) {
+        match waiter {
+            // The vCPU's thread polls, so it needs no kick.
+            Waiter::Vcpu { vcpu, ticket } => drop(self.arrivals[vcpu as usize].complete(ticket, arrival)),
+            Waiter::Other(_) => drop(self.copier.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    fn failed(&self, _: &Failure) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn frames_wanted(&self) {}
+}
+
+struct VcpuHost<'a> {
+    vcpu: u32,
+    memory: &'a GuestMemory<Hosted>,
+}
+
+impl Host for VcpuHost<'_> {
+    type Memory = GuestMemory<Hosted>;
+
+    fn memory(&self) -> &Self::Memory {
+        self.memory
+    }
+
+    fn start(&mut self, ticket: Ticket, absent: &AbsentPage) {
+        self.memory.bring(absent.page, Waiter::Vcpu { vcpu: self.vcpu, ticket }).unwrap();
+    }
+
+    fn cancel(&mut self, ticket: Ticket) {
+        self.memory.forget(Waiter::Vcpu { vcpu: self.vcpu, ticket });
+    }
+
+    fn map(&mut self, fault: &GuestFault) {
+        let answer = self.memory.fault(fault).unwrap();
+        assert!(matches!(answer, Answer::Retry(_) | Answer::Absent(_)), "{answer:?}");
+    }
+
+    fn raise(&mut self) {}
+    fn lower(&mut self) {}
+
+    fn can_take_interrupt(&mut self) -> bool {
+        false
+    }
+}
+
+/// Runs a vCPU to its end, with a halt for each absent page.
+fn run_vcpu(vm: &Vm<Hosted>, cpu: &CpuHandle, number: u32, vcpu: &mut Vcpu<WorkingSet>, arrivals: &Arrivals) {
+    let mut faults = VcpuFaults::new(Mode::Halt);
+    let mut host = VcpuHost { vcpu: number, memory: vm.memory() };
+    let interface = CpuInterface { enabled: [false, true], mask: 0xf0, running: 0xff, binary_point: [0, 1] };
+    let ppi = Interrupt { group: Group::One, enabled: true, pending: false, active: false, priority: 0xa0 };
+    loop {
+        let fault = match vm.run(cpu, vcpu, |_| 0) {
+            Ok(Left::Ended) => return,
+            Err(RunError::Memory { fault, error: Error::Absent { .. } }) => fault,
+            other => panic!("{other:?}"),
+        };
+        let absent = AbsentPage { page: fault.ipa.align_down(PAGE), fault };
+        let context = Context { pc: 0, pstate: 0, interface, ppi };
+        let mut next = faults.fault(arrivals, &mut host, &absent, &context);
+        while next != Next::Enter {
+            match next {
+                Next::Wait(Wait::Page | Wait::PageOrInterrupt) => cpu.pause(),
+                // The store has failed once; it is mended at once.
+                Next::Stop { .. } => faults.retry_failed(arrivals, &mut host),
+                Next::Enter => {}
+            }
+            next = faults.before_entry(arrivals, &mut host);
+        }
+        check_limit(vm.memory());
+    }
+}
+
+fn check_limit(memory: &GuestMemory<Hosted>) {
+    let used = memory.frame_use();
+    assert!(used.data <= used.limit, "{used:?}");
+}
+
+/// Reads the word of each vCPU in a page, wherever the page is.
+fn read_page(cpu: &CpuHandle, memory: &GuestMemory<Hosted>, page: u64, reports: &Reports) -> Vec<u8> {
+    let mut bytes = vec![0; PAGE as usize];
+    loop {
+        match memory.read(START + page * PAGE, &mut bytes) {
+            Ok(()) => return bytes,
+            Err(Error::Absent { page, .. }) => {
+                let arrived = reports.copier.load(Ordering::Relaxed);
+                memory.bring(page, Waiter::Other(COPIER)).unwrap();
+                while reports.copier.load(Ordering::Relaxed) == arrived {
+                    cpu.pause();
+                }
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Copies all pages that a log reports, until `is_over` was seen before a round. Returns the copy.
+fn copy(
+    cpu: &CpuHandle,
+    (memory, slot): (&GuestMemory<Hosted>, SlotId),
+    (tracker, reports): (Tracker, &Reports),
+    is_over: impl Fn() -> bool,
+) -> BTreeMap<u64, Vec<u8>> {
+    let log = memory.dirty_log(slot).unwrap();
+    log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+    let first = (START - RAM) / PAGE;
+    let mut copy: BTreeMap<u64, Vec<u8>> =
+        (0..TOUCHED).map(|page| (page, read_page(cpu, memory, page, reports))).collect();
+    let mut dirty = DirtyPages::new();
+    loop {
+        let is_last = is_over();
+        log.get(&mut dirty).unwrap();
+        if tracker != Tracker::WriteProtect {
+            log.clear_these(&dirty).unwrap();
+        }
+        for page in dirty.pages().filter_map(|page| page.checked_sub(first)).filter(|page| *page < TOUCHED) {
+            copy.insert(page, read_page(cpu, memory, page, reports));
+        }
+        if is_last {
+            return copy;
+        }
+        (0..cpu.draw(100)).for_each(|_| cpu.pause());
+    }
+}
+
+/// Rounds of the vCPUs, which execute pages in the third. Not while hardware records writes: if another CPU makes a
+/// hardware-tracked page executable, a vCPU that faults on it may fault too often in a row (R11), with and without
+/// pages that leave.
+fn rounds(tracker: Tracker) -> u64 {
+    if tracker.needs_dirty_state() { 2 } else { 3 }
+}
+
+/// What one run did.
+struct Done {
+    brought: u64,
+    failed: u64,
+}
+
+fn swapped(
+    machine: &Machine,
+    room: &Room<'_, Hosted>,
+    (pages, tracker, is_limited): (Pages, Tracker, bool),
+) -> Result<Done, Breach> {
+    let rounds = rounds(tracker);
+    let store = Arc::new(Store::default());
+    let arrivals: Vec<_> = (0..VCPUS).map(|_| Arc::new(Arrivals::new())).collect();
+    let (copier, failed) = Default::default();
+    let reports = Arc::new(Reports { arrivals: arrivals.clone(), copier, failed });
+    let (vm, slot, donated) = machine.alone(|_| {
+        let mut frames = Frames::new(room.features);
+        frames.add(room.arena.donate_part(0, PART).unwrap());
+        let donated = frames.free();
+        let geometry = Geometry::new(Granule::KIB_4, 40, &room.features).unwrap();
+        let mut memory = GuestMemory::new(room.platform.clone(), geometry, Vmid::new(1), frames, pages).unwrap();
+        let range = RAM..RAM + 4 * MIB_2;
+        let slot = memory.add_slot(Slot { range, backing: Backing::Ram, writable: true }).unwrap();
+        let options = SwapOptions { vcpus: VCPUS as u32, others: 1, headroom: 2 };
+        memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Arc::clone(&reports)), &options).unwrap();
+        if is_limited {
+            assert_eq!(memory.set_limit(LIMIT), Ok(0));
+        }
+        (Vm::new(memory), slot, donated)
+    })?;
+    let program = |vcpu| WorkingSet::new(START.raw(), TOUCHED, rounds, (vcpu, VCPUS));
+    let mut vcpus: Vec<_> = (0..VCPUS).map(|vcpu| room.vcpu(program(vcpu))).collect();
+    // What each vCPU's CPU knew at its end: the copier's last round comes after that.
+    let (ended, copied) = (Mutex::new(Vec::new()), AtomicU64::new(0));
+    let copy_of = Mutex::new(BTreeMap::new());
+    let is_over = || {
+        let ended: Vec<Option<Knowledge>> = ended.lock().unwrap().clone();
+        ended.iter().flatten().for_each(Knowledge::learn);
+        ended.len() as u64 == VCPUS
+    };
+    let is_copied = || copied.load(Ordering::Relaxed) == 1;
+    let written_out = AtomicU64::new(0);
+    let is_written_out = || written_out.load(Ordering::Relaxed) == 1;
+    let (vm_ref, ended_ref) = (&vm, &ended);
+    let mut programs: Vec<Program<'_>> = Vec::new();
+    for (number, (vcpu, arrivals)) in vcpus.iter_mut().zip(&arrivals).enumerate() {
+        programs.push(Box::new(move |cpu| {
+            run_vcpu(vm_ref, cpu, number as u32, vcpu, arrivals);
+            let known = Knowledge::of_this_cpu();
+            ended_ref.lock().unwrap().push(known);
+        }));
+    }
+    // The write-out task.
+    programs.push(Box::new(|cpu| {
+        let (memory, mut clock) = (vm.memory(), Clock::new());
+        while !is_copied() {
+            let wanted = memory.wants_frames();
+            if wanted > 0 {
+                let _ = clock.make_room(memory, wanted);
+            } else {
+                let _ = memory.write_out(START + cpu.draw(TOUCHED) * PAGE).unwrap();
+            }
+            check_limit(memory);
+            (0..cpu.draw(40)).for_each(|_| cpu.pause());
+        }
+        written_out.fetch_add(1, Ordering::Relaxed);
+    }));
+    // The store's own CPU.
+    programs.push(Box::new(|cpu| {
+        // Until nothing more can come.
+        while !is_written_out() || !store.get().writes.is_empty() || !store.get().reads.is_empty() {
+            (0..cpu.draw(60)).for_each(|_| cpu.pause());
+            store.complete_one(cpu, vm.memory());
+        }
+    }));
+    programs.push(Box::new(|cpu| {
+        let copied_pages = copy(cpu, (vm.memory(), slot), (tracker, &reports), is_over);
+        *copy_of.lock().unwrap() = copied_pages;
+        copied.fetch_add(1, Ordering::Relaxed);
+    }));
+    machine.run(programs).inspect_err(|_| store.abandon())?;
+    machine.alone(|cpu| {
+        let memory = vm.memory();
+        let used = memory.frame_use();
+        assert_eq!((used.leaving, used.arriving, used.waiting), (0, 0, 0));
+        assert_eq!(used.free + used.data + used.tables, donated, "frames are lost");
+        let _ = memory.set_limit(u64::MAX).unwrap();
+        let copy = copy_of.into_inner().unwrap();
+        for page in 0..TOUCHED {
+            memory.bring(START + page * PAGE, Waiter::Other(COPIER)).unwrap();
+            while store.complete_one(cpu, memory) {}
+            // A read may have failed.
+            while memory.read(START + page * PAGE, &mut [0]).is_err() {
+                memory.bring(START + page * PAGE, Waiter::Other(COPIER)).unwrap();
+                while store.complete_one(cpu, memory) {}
+            }
+            let bytes = read_page(cpu, memory, page, &reports);
+            assert!(copy[&page] == bytes, "the log has lost a write to page {page}");
+            for vcpu in 0..VCPUS {
+                let set = WorkingSet::new(START.raw(), TOUCHED, rounds, (vcpu, VCPUS));
+                let at = (set.word(page, vcpu) % PAGE) as usize;
+                let word = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+                assert_eq!(word, WorkingSet::value(vcpu, page, rounds - 1), "page {page}, vCPU {vcpu}");
+            }
+        }
+        let frames = vm.destroy();
+        assert_eq!(frames.free(), donated, "frames are lost");
+        assert_eq!(store.get().live, 0, "places are lost");
+        let inner = store.get();
+        assert_eq!(reports.failed.load(Ordering::Relaxed), inner.failed, "each failure is reported");
+        Done { brought: inner.brought, failed: inner.failed }
+    })
+}
+
+fn run(features: Features, seed: u64) -> Done {
+    println!("TWOFOLD_SWAP_SEED={seed}");
+    let machine = machine((features, Bbm::default()), VCPUS as usize + 3, seed, 1);
+    let pages = if seed.is_multiple_of(2) { Pages::Small } else { Pages::Largest };
+    let tracker = Tracker::ALL[seed as usize % 5];
+    let plan = (pages, tracker, !seed.is_multiple_of(3));
+    swapped(&machine, &room(&machine, features), plan)
+        .unwrap_or_else(|breach| panic!("seed {seed}, {tracker:?}: {breach}"))
+}
+
+#[test]
+fn judge_pages_leave_and_come_back_while_vcpus_use_them() {
+    let number = |name| std::env::var(name).ok().map(|number| number.parse::<u64>().expect("a number"));
+    let (pages, first) = (number("TWOFOLD_SWAP_PAGES").unwrap_or(0), number("TWOFOLD_SWAP_SEED").unwrap_or(1));
+    let (mut brought, mut failed) = (0, 0);
+    for seed in first.. {
+        for features in [MODERN, PLAIN] {
+            let done = run(features, seed);
+            brought += done.brought;
+            failed += done.failed;
+        }
+        if seed >= first + 5 && brought >= pages {
+            println!("{brought} pages left and came back, and {failed} requests failed, up to seed {seed}");
+            break;
+        }
+    }
+    assert!(brought > 500 && failed > 10, "{brought} pages, {failed} failures: this is no test");
+}
