@@ -10,6 +10,7 @@ pub mod passes;
 pub mod program;
 #[cfg(feature = "strict")]
 pub mod strict;
+pub mod tasks;
 pub mod tlbi;
 #[cfg(feature = "strict")]
 mod turns;

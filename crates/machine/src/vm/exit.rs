@@ -35,18 +35,11 @@ impl<H: Platform> Vm<H> {
     }
 
     fn abort(&self, guest: &mut impl InGuest, abort: &Abort) -> Result<(), RunError> {
-        let Some(fault) = Fault::from_syndrome(abort.esr) else {
+        let Some(fault) = stage2_fault(guest, abort) else {
             self.odd_abort(guest, abort);
             return Ok(());
         };
-        let ipa = if fault.hpfar_is_valid() {
-            Some(ipa_from_hpfar(abort.hpfar))
-        } else {
-            ipa_from_par(guest.translate_stage1(abort.far))
-        };
-        // If the guest changed its stage-1 tables meanwhile, there is no IPA, and the guest repeats the access.
-        let Some(ipa) = ipa else { return Ok(()) };
-        let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
+        let Some(fault) = fault else { return Ok(()) };
         let answer = self.memory.fault(&fault);
         match answer.map_err(|error| RunError::Memory { fault, error })? {
             Answer::Retry(_) => {}
@@ -69,6 +62,18 @@ impl<H: Platform> Vm<H> {
             guest.raise(external(abort));
         }
     }
+}
+
+/// The guest's fault that this abort reports; `None` if no descriptor caused it. If the guest changed its stage-1 tables
+/// meanwhile, the fault has no IPA (`Some(None)`), and the guest repeats the access.
+pub(crate) fn stage2_fault(guest: &mut impl InGuest, abort: &Abort) -> Option<Option<GuestFault>> {
+    let fault = Fault::from_syndrome(abort.esr)?;
+    let ipa = if fault.hpfar_is_valid() {
+        Some(ipa_from_hpfar(abort.hpfar))
+    } else {
+        ipa_from_par(guest.translate_stage1(abort.far))
+    };
+    Some(ipa.map(|ipa| GuestFault { ipa, kind: fault.kind, access: fault.access }))
 }
 
 /// xFSC.

@@ -27,6 +27,7 @@ use twofold_stage2::Platform;
 use crate::fast::VcpuError;
 use crate::program::{Abort, Program};
 pub use cpu::{Cpu, InGuest};
+pub(crate) use exit::stage2_fault;
 pub use fast::FastCpu;
 #[cfg(feature = "strict")]
 pub use strict::RunAllError;

@@ -11,6 +11,7 @@ mod random;
 mod recorded;
 mod rules;
 mod swap;
+mod tasks;
 mod vm;
 #[path = "../../../stage2/tests/platform/window.rs"]
 mod window;
