@@ -16,7 +16,7 @@
 //! | `machine.rs` | the order of events, M1 to M4 |
 //! | `vcpu.rs`, `lines.rs`, `seats.rs` | one vCPU, its interrupts, and the CPU under it |
 //! | `kernel.rs`, `scheduler.rs`, `task.rs` | the guest |
-//! | `pager.rs` | memory whose pages may be absent |
+//! | `pager.rs`, `swapped.rs`, `store.rs` | memory whose pages may be absent; a guest's memory with a store in virtual time |
 //! | `bm.rs` | the tasks of the program `bm` |
 //! | `time.rs`, `costs.rs` | virtual time and prices |
 
@@ -28,6 +28,8 @@ mod machine;
 mod pager;
 mod scheduler;
 mod seats;
+mod store;
+mod swapped;
 mod task;
 mod time;
 mod vcpu;
@@ -37,6 +39,8 @@ pub use kernel::{Enabled, KernelCounts};
 pub use machine::{Counts, Ended, MachineError, TaskMachine, VcpuTasks};
 pub use pager::{Paged, Pager, Request};
 pub use scheduler::{SLICE, Scheduler, TaskId};
+pub use store::{StoreCounts, VirtualStore};
+pub use swapped::Swapped;
 pub use task::{Access, Privilege, Step, Task};
 pub use time::Nanos;
 pub use vcpu::VcpuCounts;

@@ -6,6 +6,8 @@
 mod guest;
 #[path = "../tasks/leaving.rs"]
 mod leaving;
+#[path = "../tasks/swapped.rs"]
+mod swapped;
 
 use std::slice;
 
@@ -13,6 +15,7 @@ use twofold_machine::arena::{ArenaOptions, Backing};
 use twofold_machine::strict::{Bbm, Machine, Options};
 use twofold_machine::tasks::{Ended, Nanos, Privilege, TaskMachine};
 use twofold_memory::async_fault::{Arrival, Mode};
+use twofold_stage2::Features;
 
 use self::guest::{Guest, KERNEL, Tasks, Touches, run};
 use crate::world::{MODERN, PLAIN};
@@ -29,17 +32,7 @@ fn pages_that_leave_while_tasks_wait_break_no_rule() {
         (MODERN, Mode::Pv, Some(0)),
         (MODERN, Mode::Pv, Some(KERNEL)),
     ] {
-        let memory = ArenaOptions::new(32 << 20, Backing::Anonymous);
-        let options = Options {
-            cpus: 1,
-            seed: 1,
-            events_between_switches: 24,
-            features,
-            bbm: Bbm::default(),
-            memory,
-            trace: None,
-        };
-        let machine = Machine::new(options).unwrap_or_else(|error| panic!("{error}"));
+        let machine = machine(features);
         let outcome = machine.alone(|cpu| {
             let guest = Guest::new(machine.platform(), machine.arena(), features, PAGES);
             let task = |first: u64| {
@@ -58,6 +51,27 @@ fn pages_that_leave_while_tasks_wait_break_no_rule() {
         });
         outcome.unwrap_or_else(|breach| panic!("{mode:?}: {breach}"));
     }
+}
+
+#[test]
+fn pages_that_are_written_out_and_read_break_no_rule() {
+    for (features, mode, flags) in
+        [(PLAIN, Mode::Halt, None), (MODERN, Mode::Off, None), (MODERN, Mode::Pv, Some(KERNEL))]
+    {
+        let machine = machine(features);
+        let outcome = machine.alone(|cpu| {
+            let guest = Guest::new(machine.platform(), machine.arena(), features, swapped::PAGES);
+            swapped::pages_leave_and_come(guest, slice::from_ref(cpu), (mode, flags), Nanos::micros(70));
+        });
+        outcome.unwrap_or_else(|breach| panic!("{mode:?}: {breach}"));
+    }
+}
+
+fn machine(features: Features) -> Machine {
+    let memory = ArenaOptions::new(32 << 20, Backing::Anonymous);
+    let options =
+        Options { cpus: 1, seed: 1, events_between_switches: 24, features, bbm: Bbm::default(), memory, trace: None };
+    Machine::new(options).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn privilege(at: u64) -> Privilege {

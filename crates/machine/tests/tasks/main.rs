@@ -4,6 +4,7 @@
 mod fast;
 mod guest;
 mod leaving;
+mod swapped;
 
 use twofold_machine::tasks::bm::Worker;
 use twofold_machine::tasks::{
@@ -213,6 +214,27 @@ fn a_store_that_fails_stops_the_guest_until_it_works_again() {
         assert_eq!(machine.run(Nanos::millis(1000)), Ok(Ended::Tasks), "{mode:?}");
         assert_eq!(guest.word(page), 1);
     }
+}
+
+#[test]
+fn pages_are_written_out_and_read_again() {
+    for modes in [(Mode::Off, None), (Mode::Halt, None), (Mode::Pv, Some(0)), (Mode::Pv, Some(KERNEL))] {
+        for latency in [Nanos::ZERO, Nanos::micros(70)] {
+            let (guest, cpus) = fast(swapped::PAGES, 2);
+            swapped::pages_leave_and_come(guest, &cpus, modes, latency);
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_enables_what_is_not_offered_is_an_error() {
+    let (guest, cpus) = fast(4, 1);
+    let machine = |cpus, vcpus, mode| TaskMachine::new(cpus, &guest.memory, guest.pager(4, after(MS_10)), mode, vcpus);
+    let enabled = guest.vcpus(vec![vec![]], Some(0));
+    let outcome = machine(&cpus, enabled, Mode::Halt).unwrap().run(MS_10);
+    assert_eq!(outcome, Err(MachineError::Call { vcpu: 0, answer: -1 }));
+    assert_eq!(machine(&cpus, vec![], Mode::Off).err(), Some(MachineError::Empty));
+    assert_eq!(machine(&[], guest.vcpus(vec![vec![]], None), Mode::Off).err(), Some(MachineError::Empty));
 }
 
 #[test]
