@@ -44,6 +44,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::DirtyTable(options) => dirty::table(options),
         Command::DirtyLog(options) => experiment::dirty_log::command(options),
         Command::PageTable(options) => experiment::page_table::command(options),
+        Command::AsyncFault(options) => experiment::async_fault::command(options),
         Command::Headline(options) => headline::command(options),
         Command::Compare(options) => compare::command(options),
         Command::Show(options) => show::command(options),

@@ -33,6 +33,10 @@ pub enum Quantity {
     Pages,
     /// Guest accesses per second.
     Rate,
+    /// Units of work that the guest's workers did.
+    Work,
+    /// Absent pages that a store brought.
+    PagesBrought,
 }
 
 impl Quantity {
@@ -52,16 +56,18 @@ impl Quantity {
             Self::Tables => "table pages",
             Self::Pages => "dirty pages",
             Self::Rate => "accesses per second",
+            Self::Work => "work",
+            Self::PagesBrought => "pages brought",
         }
     }
 
     /// Whether this quantity is a cost that a user sees, rather than an explanation of one.
     pub const fn is_cost(self) -> bool {
-        matches!(self, Self::Time | Self::CpuTime | Self::Instructions | Self::Rate)
+        matches!(self, Self::Time | Self::CpuTime | Self::Instructions | Self::Rate | Self::Work)
     }
 
     /// Whether a larger value is better.
     pub const fn more_is_better(self) -> bool {
-        matches!(self, Self::Rate)
+        matches!(self, Self::Rate | Self::Work | Self::PagesBrought)
     }
 }

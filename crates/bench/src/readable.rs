@@ -80,7 +80,7 @@ pub fn bytes(bytes: u64) -> String {
 pub fn value(key: &str, value: &str) -> String {
     match value.parse() {
         Ok(0) if key == "chunk" => "0".to_owned(),
-        Ok(number) if matches!(key, "bytes" | "chunk" | "region") => bytes(number),
+        Ok(number) if matches!(key, "bytes" | "chunk" | "region" | "limit") => bytes(number),
         _ => value.to_owned(),
     }
 }
@@ -92,6 +92,8 @@ pub fn setting(key: &str, text: &str) -> String {
         "bytes" | "mode" | "backing" => shown,
         "vcpus" if text == "1" => "1 vCPU".to_owned(),
         "vcpus" => format!("{shown} vCPUs"),
+        "faulting" => format!("{shown} faulting"),
+        "workers" => format!("{shown} working"),
         _ => format!("{} {shown}", key.replace('_', " ")),
     }
 }
@@ -127,6 +129,7 @@ mod tests {
         assert_eq!(setting("chunk", "0"), "chunk 0");
         assert_eq!(setting("vcpus", "1"), "1 vCPU");
         assert_eq!(setting("exit_cost", "1500"), "exit cost 1500");
+        assert_eq!(["limit", "workers"].map(|key| setting(key, "4096")), ["limit 4 KiB", "4096 working"]);
     }
 
     #[test]

@@ -4,12 +4,13 @@
 //! Invariant: no row is left out. A row that is not measured says what that needs. Modelled and counted rows are
 //! marked. Of all that is measured, the command fails only if an interval excludes a gain that is expected.
 
+mod async_fault;
 mod counted;
 mod log;
 mod part;
 mod plan;
 pub mod published;
-mod row;
+pub mod row;
 mod split;
 mod stages;
 pub mod subject;
@@ -88,6 +89,7 @@ fn parts(options: &HeadlineOptions) -> Vec<Box<dyn Part>> {
     let mut parts: Vec<Box<dyn Part>> = Vec::new();
     parts.extend(window::WindowPart::all().map(|part| Box::new(part) as Box<dyn Part>));
     parts.push(Box::new(walk::WalkPart::default()));
+    parts.push(Box::new(async_fault::AsyncFaultPart::new()));
     parts.extend(split::SplitPart::all().map(|part| Box::new(part) as Box<dyn Part>));
     parts.push(Box::new(log::LogPart::default()));
     parts.extend(stages::StagesPart::all().into_iter().map(|part| Box::new(part) as Box<dyn Part>));
@@ -132,7 +134,11 @@ fn notes(plan: &Plan, options: &HeadlineOptions) -> Vec<String> {
         "before and after: the medians of runs in turns, with the technique off and on; 95 %: the confidence interval \
          of ours"
             .to_owned(),
-        format!("modelled: {} ns are added for each guest exit (--exit-cost)", options.exit_cost),
+        format!(
+            "modelled: {} ns are added for each guest exit (--exit-cost); asynchronous faults are in virtual time, with the \
+             prices of `bench async-fault`",
+            options.exit_cost
+        ),
     ];
     if plan.sparse && !options.full {
         notes.push("too little memory is free, so memory is sparse, and contents were not checked".to_owned());
@@ -157,7 +163,7 @@ mod tests {
         let mut sources: Vec<_> = rows.iter().map(|row| row.source.as_str()).collect();
         sources.dedup();
         assert_eq!(sources, ["Bras 2026", "Natapov 2010", "Bras RFC 2026", "Kolothum 2023", "Wang 2021", "target"]);
-        assert_eq!(rows.iter().filter(|row| row.source == TARGET).count(), 12);
+        assert_eq!(rows.iter().filter(|row| row.source == TARGET).count(), 14);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::subject::{Part, Scenario, Subject, Technique};
 use super::verdict::Owed;
 use crate::experiment::page_table::Stage;
 use crate::experiment::setup::Backing;
+use crate::options::FaultMode;
 use crate::report::words::{self, Noun};
 
 /// A published number, and what was measured.
@@ -98,8 +99,8 @@ pub const PUBLISHED: &[Published] = &[
     split("THP: clear", BRAS_THP_CLEAR, (-25.49, 0.65), Scenario::Clear, Backing::AnonymousThp),
     split("16 x 1G: clear", BRAS_1G_CLEAR, (-24.24, 0.65), Scenario::Clear, Backing::AnonymousHugetlb1G),
     // Natapov 2010: 4 vCPUs, 2 GB, in a container of 512 MB.
-    score("halt: non-PV guest", (122_789_420_615.0, 138_455_939_001.0)),
-    score("PV guest", (122_789_420_615.0, 234_351_846_135.0)),
+    score("halt: non-PV guest", FaultMode::Halt, (122_789_420_615.0, 138_455_939_001.0)),
+    score("PV guest", FaultMode::Pv, (122_789_420_615.0, 234_351_846_135.0)),
     // Bras RFC 2026: the same work before its review, on a software model (FVP), 1 GB.
     walk("4K: split alone", -97.33, Backing::Anonymous),
     walk("THP: split alone", -19.82, Backing::AnonymousThp),
@@ -248,9 +249,9 @@ const fn walk(what: &'static str, percent: f64, backing: Backing) -> Published {
     Published { source: BRAS_RFC, what, command: BRAS_RFC_COMMAND, figure: Figure::Change(percent, None), subject }
 }
 
-const fn score(what: &'static str, (before, after): (f64, f64)) -> Published {
-    let subject = Subject::Unmeasured("needs asynchronous page faults: here no page can leave a guest's memory");
-    Published { source: NATAPOV, what, command: NATAPOV_COMMAND, figure: Figure::Score(before, after), subject }
+const fn score(what: &'static str, mode: FaultMode, (before, after): (f64, f64)) -> Published {
+    let (figure, subject) = (Figure::Score(before, after), Subject::AsyncFault { mode });
+    Published { source: NATAPOV, what, command: NATAPOV_COMMAND, figure, subject }
 }
 
 const fn log(what: &'static str, (before, after): (f64, f64), part: Part) -> Published {

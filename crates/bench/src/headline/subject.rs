@@ -3,6 +3,7 @@
 
 use crate::experiment::page_table::Stage;
 use crate::experiment::setup::Backing;
+use crate::options::FaultMode;
 
 /// The measurement of ours next to a published number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +37,11 @@ pub enum Subject {
         vcpus: usize,
         /// The stage.
         stage: Stage,
+    },
+    /// The work of `bm` beside mode `off`.
+    AsyncFault {
+        /// The mode.
+        mode: FaultMode,
     },
     /// Nothing of ours is comparable: the reason, which begins with what is needed.
     Unmeasured(&'static str),

@@ -41,10 +41,10 @@ impl Owed {
 /// The verdict on a gain.
 pub fn judge(owed: Owed, gain: &Ratio) -> Verdict {
     let (there, missing) = match owed {
-        Owed::Gain => (gain.low > 0.0, gain.high < -SMALL),
+        Owed::Gain => (gain.low > NONE, gain.high < -SMALL),
         Owed::AtLeast(least) => (gain.low >= least, gain.high < least),
         Owed::NoLoss => (gain.low >= -SMALL, gain.high < -SMALL),
-        Owed::Shown => (gain.low > 0.0, gain.high < -PLAIN),
+        Owed::Shown => (gain.low > NONE, gain.high < -PLAIN),
     };
     verdict(there, missing)
 }
@@ -62,6 +62,8 @@ fn verdict(there: bool, missing: bool) -> Verdict {
     }
 }
 
+/// A smaller gain is none. Modelled and counted figures have no spread, so any difference would be one.
+const NONE: f64 = 0.001;
 /// A smaller loss does not count: two variants of one program differ by that much if nothing else differs.
 pub const SMALL: f64 = 0.05;
 /// A larger loss is visible in any run.
@@ -89,8 +91,9 @@ mod tests {
         assert_eq!(judge(Owed::Gain, &between(-0.01, 0.4)), Verdict::Inconclusive);
         assert_eq!(judge(Owed::Gain, &between(-0.3, -0.005)), Verdict::Inconclusive);
         assert_eq!(judge(Owed::Gain, &between(-0.3, -0.1)), Verdict::Differs);
-        // Counted, and equal: no loss and no gain.
+        // Counted, and equal or nearly so: no loss and no gain.
         assert_eq!(judge(Owed::Gain, &between(0.0, 0.0)), Verdict::Inconclusive);
+        assert_eq!(judge(Owed::Gain, &between(0.0009, 0.0009)), Verdict::Inconclusive);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The options that a user types. Each experiment reads its own once, into a plan, and passes them no further.
 
+mod async_fault;
 mod compare;
 mod dirty_costs;
 mod dirty_log;
@@ -17,6 +18,7 @@ mod size;
 
 use clap::Subcommand;
 
+pub use async_fault::{AsyncFaultOptions, FaultMode, MOST_TASKS};
 pub use compare::CompareOptions;
 pub use dirty_costs::DirtyCostsOptions;
 pub use dirty_log::DirtyLogOptions;
@@ -50,6 +52,9 @@ pub enum Command {
     /// Tables from outside, as KVM's kvm_page_table_test: the time of vCPUs that map, write and read the same memory
     #[command(after_help = page_table::HELP)]
     PageTable(Box<PageTableOptions>),
+    /// Asynchronous page faults, as Natapov's bm: the work that a guest does while its pages are in a store
+    #[command(after_help = async_fault::HELP)]
+    AsyncFault(Box<AsyncFaultOptions>),
     /// Every published number of the sources, with ours next to it
     #[command(after_help = headline::HELP)]
     Headline(Box<HeadlineOptions>),

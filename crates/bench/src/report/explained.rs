@@ -6,8 +6,12 @@
 /// The phases that the techniques of the dirty log's experiment do not affect.
 pub const UNAFFECTED: [&str; 2] = ["populate", "disable"];
 
+/// Between a phase and the store's latency in it: `work at 10 ms`.
+pub const AT: &str = " at ";
+
 /// A phase in one sentence. `None` if it is not known. `dirty 3` is the third `dirty`.
 pub fn phase(name: &str) -> Option<&'static str> {
+    let name = name.split(AT).next().unwrap_or(name);
     let name = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end();
     Some(match name {
         "populate" => "The guest touches all of its memory for the first time, and every page is mapped.",
@@ -25,6 +29,8 @@ pub fn phase(name: &str) -> Option<&'static str> {
         "logged" => "The guest's rate while the log is read and cleared at an interval.",
         "after" => "The guest's rate after the log was disabled, with the faults on pages that are still protected.",
         "lost" => "The work that the guest did not do while logged, as time at its steady rate.",
+        "work" => "The work of all workers in the guest's time, with this latency of the store.",
+        "pages" => "The absent pages that the guest's tasks touched and the store brought in the same time.",
         "per second of CPU" => "The guest's accesses while logged, for each second of CPU of guest and collector.",
         _ => return None,
     })
@@ -57,6 +63,9 @@ pub fn value(key: &str, value: &str) -> Option<&'static str> {
         }
         ("tracker", "adaptive") => "Faults or hardware, decided for each 64 pages by what their writes have cost.",
         ("tracker", "ring") => "KVM's dirty ring: each vCPU lists the pages that it writes.",
+        ("async", "off") => "A vCPU that touches an absent page waits for it.",
+        ("async", "halt") => "The vCPU waits for the page or for an interrupt, so the guest's timer still runs.",
+        ("async", "pv") => "The guest is told, parks its task and runs another one (Natapov 2010).",
         ("backing", "anonymous") => "Memory mapped by pages of 4 KiB, so that nothing is left to split.",
         ("backing", "anonymous_thp") => "Memory mapped by blocks of 2 MiB.",
         ("backing", "anonymous_hugetlb_1gb") => "Memory mapped by blocks of 1 GiB.",

@@ -125,7 +125,17 @@ mod tests {
         use crate::report::explained;
         use twofold_workload::policies::{Policies, Policy};
 
-        let phases = ["iteration", "before", "logged", "after", "lost", "per second of CPU", "dirty 12"];
+        let phases = [
+            "iteration",
+            "before",
+            "logged",
+            "after",
+            "lost",
+            "per second of CPU",
+            "dirty 12",
+            "work at 10 ms",
+            "pages",
+        ];
         let stages = Stage::ALL.map(Stage::name);
         for name in phases.into_iter().chain(stages).chain(twofold_abi::vendor::PHASES) {
             assert!(explained::phase(name).is_some_and(|sentence| sentence.ends_with('.')), "{name}");
@@ -138,6 +148,9 @@ mod tests {
         }
         for tracker in twofold_memory::dirty::Tracker::ALL {
             assert!(explained::value("tracker", tracker.name()).is_some(), "{}", tracker.name());
+        }
+        for mode in ["off", "halt", "pv"] {
+            assert!(explained::value("async", mode).is_some(), "{mode}");
         }
     }
 }

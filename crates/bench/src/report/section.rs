@@ -20,6 +20,9 @@ const TECHNIQUES: [&str; 7] = ["split", "cmo", "coalesce", "tables", "tracker", 
 /// The baseline of each technique.
 const BEFORE: [&str; 7] = ["every-level", "on-abort", "free-first", "always", "write-protect", "off", "before"];
 
+/// The experiments that compare a part of their figures with published ones.
+pub const BESIDE_PUBLISHED: [&str; 1] = ["async-fault"];
+
 /// The text in place of a change, if there are too few runs to claim one.
 pub const TOO_FEW: &str = "too few runs";
 
@@ -205,6 +208,11 @@ impl<'a> Section<'a> {
     /// variant.
     pub fn before(&self, member: &Member<'_>) -> &str {
         member.before.map_or("", |place| &self.variants[place])
+    }
+
+    /// Returns whether the published numbers hold only a part of this section, so that a summary shows both.
+    pub fn is_beside_published(&self) -> bool {
+        BESIDE_PUBLISHED.contains(&self.experiment)
     }
 
     /// Returns whether there are several variants.

@@ -174,7 +174,11 @@ impl Summary {
         let [figure, against] = [one, before].map(|one| whole(unit, one.quartiles.median));
         let (subject, verb) = explained::subject(&phase.name);
         let figures = format!("{figure} against {against} {}", unit.name);
-        let verb = if phase.quantity == Quantity::Rate { "makes" } else { verb };
+        let verb = match phase.quantity {
+            Quantity::Rate => "makes",
+            Quantity::Work | Quantity::PagesBrought => "is",
+            _ => verb,
+        };
         let than = words::than(ratio);
         format!("{variant}: {subject} {verb} {change} {than} {other}, {}", figures.trim_end())
     }
@@ -284,7 +288,8 @@ impl Phase {
 }
 
 /// What a phase is shown by, in the order of preference.
-const QUANTITIES: [Quantity; 4] = [Quantity::Time, Quantity::Instructions, Quantity::Rate, Quantity::CpuTime];
+const QUANTITIES: [Quantity; 6] =
+    [Quantity::Time, Quantity::Instructions, Quantity::Rate, Quantity::CpuTime, Quantity::Work, Quantity::PagesBrought];
 
 impl One {
     /// The mean of each run over the scenes. `None` if the variant does not have this figure.

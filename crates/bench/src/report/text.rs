@@ -33,6 +33,10 @@ pub fn text(results: &Results, detail: Detail) -> String {
     let summaries: Vec<_> = sections.iter().map(|section| Summary::of(section)).collect();
     let mut parts = Vec::new();
     let has_headline = !results.headline.is_empty();
+    if has_headline && detail == Detail::Summary {
+        let beside = sections.iter().zip(&summaries).filter(|(section, _)| section.is_beside_published());
+        parts.extend(beside.map(|(_, summary)| summary.lines().join("\n").trim_end().to_owned()));
+    }
     if has_headline {
         parts.push(published::text(&results.headline));
     }

@@ -20,6 +20,9 @@ impl Noun {
     /// Instructions, which are counted at EL2.
     pub const INSTRUCTIONS: Self = Self { name: "instructions", is_count: true };
 
+    /// Work of a guest.
+    pub const WORK: Self = Self { name: "work", is_count: false };
+
     /// The noun of a quantity.
     pub fn of(quantity: Quantity) -> Self {
         let name = match quantity {
@@ -28,12 +31,13 @@ impl Noun {
             Quantity::LinesCleaned => "cleaned lines",
             other => other.name(),
         };
-        Self { name, is_count: !matches!(quantity, Quantity::Time | Quantity::CpuTime) }
+        Self { name, is_count: !matches!(quantity, Quantity::Time | Quantity::CpuTime | Quantity::Work) }
     }
 
-    /// The noun of a row of the published numbers: time, unless ours is a count.
+    /// The noun of a row of the published numbers: time, unless the unit of ours is another.
     pub fn of_row(row: &HeadlineRow) -> Self {
-        if row.unit == Self::INSTRUCTIONS.name { Self::INSTRUCTIONS } else { Self::TIME }
+        let others = [Self::INSTRUCTIONS, Self::WORK];
+        others.into_iter().find(|other| other.name == row.unit).unwrap_or(Self::TIME)
     }
 
     /// Its name: `instructions`.
@@ -158,5 +162,7 @@ mod tests {
         assert_eq!(change(0.5, Noun::of(Quantity::CpuTime)), "50.0 % less CPU time");
         assert_eq!(change(0.5, Noun::of(Quantity::Tlbi)), "50.0 % fewer TLBIs");
         assert_eq!(change(1.5, Noun::of(Quantity::Rate)), "50.0 % more accesses per second");
+        assert_eq!(change(0.5, Noun::of(Quantity::Work)), "50.0 % less work");
+        assert_eq!(change(0.5, Noun::of(Quantity::PagesBrought)), "50.0 % fewer pages brought");
     }
 }
