@@ -135,8 +135,8 @@ impl Vcpu {
                     self.meter.is_for(Purpose::WriteFault);
                 }
             }
-            Ok(refused @ (Answer::Skip | Answer::ExternalAbort | Answer::Absent(_))) => {
-                self.refused(refused, esr, far, ipa);
+            Ok(refused @ (Answer::Skip | Answer::ExternalAbort | Answer::Absent)) => {
+                self.refused(refused, esr, far, ipa)
             }
             // The `GuestFault` is made anew here: printing the first one would force it into memory on every fault.
             Err(error) => self.vm.fail(format_args!("{:x?}: {error}", GuestFault { ipa, kind, access })),
@@ -150,7 +150,7 @@ impl Vcpu {
     fn refused(&mut self, answer: Answer, esr: u64, far: u64, ipa: Ipa) {
         match answer {
             Answer::Skip => self.context.skip(),
-            Answer::Absent(absent) => self.vm.fail(format_args!("{absent:x?}: there is no page store")),
+            Answer::Absent => self.vm.fail(format_args!("{ipa:x?} is absent, and there is no page store")),
             Answer::ExternalAbort | Answer::Retry(_) => {
                 self.stats.external();
                 abort::refuse(self.vm.memory(), &mut self.context, esr, far, ipa);

@@ -3,8 +3,6 @@
 
 use twofold_stage2::Level;
 
-use crate::async_fault::AbsentPage;
-
 /// What the caller does after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -16,10 +14,10 @@ pub enum Answer {
     /// Continue the guest after the instruction: cache maintenance where there is no memory has nothing to do. As in
     /// KVM, a guest may clean more than it has mapped.
     Skip,
-    /// The page is not in memory, or no frame is free for it. [`bring`](crate::GuestMemory::bring) it, and let the guest
-    /// repeat the access when it has arrived: this is what
-    /// [`VcpuFaults::fault`](crate::async_fault::VcpuFaults::fault) takes. Only with a page store.
-    Absent(AbsentPage),
+    /// The page of the fault is not in memory, or no frame is free for it. [`bring`](crate::GuestMemory::bring) it, and let
+    /// the guest repeat the access when it has arrived. [`AbsentPage::of`](crate::async_fault::AbsentPage::of) makes of the
+    /// fault what [`VcpuFaults::fault`](crate::async_fault::VcpuFaults::fault) takes. Only with a page store.
+    Absent,
 }
 
 /// What [`GuestMemory::fault`](crate::GuestMemory::fault) did before the guest repeats the access.

@@ -22,7 +22,6 @@ use twofold_stage2::{
 };
 
 use crate::answer::{Answer, Done};
-use crate::async_fault::AbsentPage;
 use crate::dirty::log::Running;
 use crate::frames::{FRAME, HUGE_PAGE};
 use crate::guest::{Error, GuestMemory, Pages};
@@ -45,10 +44,9 @@ impl<P: Platform> GuestMemory<P> {
             return answer;
         }
         match fault.kind {
-            // Only mapping uses grants, and only there pages may be absent.
-            FaultKind::Translation => match self.map(fault) {
-                Err(error) => self.map_again(fault, error),
-                answer => answer,
+            FaultKind::Translation => match self.map_page(fault) {
+                Ok(done) => Ok(Answer::Retry(done)),
+                Err(slot) => self.map(fault, slot),
             },
             FaultKind::Permission if fault.access == AccessKind::Write => self.allow_write(fault.ipa),
             FaultKind::Permission => self.allow(fault),
@@ -56,33 +54,49 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// The answer after an attempt to map that failed. Where memory was withdrawn meanwhile, perhaps that of another
-    /// page, the fault starts again.
-    #[cold]
-    #[inline(never)]
-    fn map_again(&self, fault: &GuestFault, mut error: Error) -> Result<Answer, Error> {
-        loop {
-            match error {
-                Error::Stage2(twofold_stage2::Error::Withdrawn { .. }) => match self.map(fault) {
-                    Err(again) => error = again,
-                    answer => return answer,
-                },
-                Error::Absent { page, .. } => return Ok(Answer::Absent(AbsentPage { page, fault: *fault })),
-                error => return Err(error),
-            }
+    /// The fast path of [`map`](Self::map): maps a page of RAM that has a frame. Returns `Err` if there is more to do, with
+    /// the slot if it was found. Nothing is half done then.
+    ///
+    /// Its result is in registers. So it returns no [`Error`], which `map` finds again.
+    #[inline(always)]
+    fn map_page(&self, fault: &GuestFault) -> Result<Done, Option<&Memslot>> {
+        let page = fault.ipa.align_down(FRAME);
+        let slot = self.slots.find(page).ok_or(None)?;
+        let Content::Ram(ram) = &slot.content else { return Err(Some(slot)) };
+        if !allows(slot, fault.access) || slot.tracking.running().is_some() || self.pages == Pages::Largest {
+            return Err(Some(slot));
         }
+        let (grant, first_touch) = self.make_ready(page, ram, Level::L3).ok_or(Some(slot))?;
+        let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
+        let Ok(mapped) = self.map_leaf(Level::L3, grant, &attributes) else { return Err(Some(slot)) };
+        self.note_writes(slot, page..page + FRAME);
+        if let Mapped::Already(_) = mapped {
+            return Err(Some(slot));
+        }
+        self.leaves.count(Level::L3, first_touch);
+        Ok(Done::Mapped { level: Level::L3, first_touch })
     }
 
-    fn map(&self, fault: &GuestFault) -> Result<Answer, Error> {
+    /// Maps whatever is at the fault's address. Where memory was withdrawn meanwhile, perhaps that of another page, it
+    /// starts again. Only here pages may be absent.
+    #[inline(never)]
+    fn map(&self, fault: &GuestFault, slot: Option<&Memslot>) -> Result<Answer, Error> {
         let page = fault.ipa.align_down(FRAME);
-        let Some(slot) = self.slots.find(page) else { return Ok(Answer::ExternalAbort) };
+        let Some(slot) = slot.or_else(|| self.slots.find(page)) else { return Ok(Answer::ExternalAbort) };
         if !allows(slot, fault.access) {
             return Ok(Answer::ExternalAbort);
         }
-        match &slot.content {
-            Content::Ram(ram) => self.map_ram(page, slot, ram, fault),
-            Content::Preallocated(preallocated) => self.map_preallocated(page, slot, preallocated, fault),
-            Content::Device(window) => self.map_device(page, slot, window, fault),
+        loop {
+            let mapped = match &slot.content {
+                Content::Ram(ram) => self.map_ram(page, slot, ram, fault),
+                Content::Preallocated(preallocated) => self.map_preallocated(page, slot, preallocated, fault),
+                Content::Device(window) => self.map_device(page, slot, window, fault),
+            };
+            match mapped {
+                Err(Error::Stage2(twofold_stage2::Error::Withdrawn { .. })) => {}
+                Err(Error::Absent { .. }) => return Ok(Answer::Absent),
+                mapped => return mapped,
+            }
         }
     }
 
@@ -95,7 +109,6 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Maps a page of RAM, or a block around it.
-    #[inline(always)]
     fn map_ram(&self, page: Ipa, slot: &Memslot, ram: &Lock<Ram>, fault: &GuestFault) -> Result<Answer, Error> {
         if let Some(running) = slot.tracking.running() {
             return self.map_logged(page, slot, fault, running);
@@ -105,13 +118,10 @@ impl<P: Platform> GuestMemory<P> {
         {
             return answer;
         }
-        let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
         let Some((grant, first_touch)) = self.make_ready(page, ram, Level::L3) else {
             return self.map_single(page, slot, ram, fault, None);
         };
-        let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
-        self.note_writes(slot, page..page + FRAME);
-        self.mapped(mapped, Level::L3, first_touch, fault)
+        self.map_ready(Level::L3, grant, slot, first_touch, fault)
     }
 
     /// Maps the huge page around `page` as a block, or returns `None` if it does not fit the slot or is not whole. RAM

@@ -112,7 +112,7 @@ impl Ram {
 
     /// The page at `ipa`. If its huge page has no frames, they are taken. `None` if no frames are left, or no memory on
     /// the heap for their state; or if the huge page is kept page by page.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn back<P: Platform>(
         &mut self,
         ipa: Ipa,
@@ -348,7 +348,7 @@ impl BackedPage<'_> {
     }
 
     /// Zeroes the page unless it is ready. Returns whether it was zeroed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn make_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
         self.make_page_ready(self.offset() / FRAME, platform, features)
     }
@@ -375,7 +375,7 @@ impl BackedPage<'_> {
         self.ipa.raw() % HUGE_PAGE
     }
 
-    #[inline]
+    #[inline(always)]
     fn make_page_ready<P: Platform>(&mut self, page: u64, platform: &P, features: &Features) -> bool {
         let (word, bit) = (&mut self.ready[page as usize / 64 % 8], 1 << (page % 64));
         if *word & bit != 0 {

@@ -227,7 +227,7 @@ impl World {
                 assert_eq!(self.refused(ipa, kind, access), Some(answer), "{kind:?} for {access:?} at {ipa}");
                 assert_eq!(before, after);
             }
-            Ok(Answer::Absent(absent)) => panic!("{absent:?}, without a page store"),
+            Ok(Answer::Absent) => panic!("an absent page, without a page store"),
             Ok(Answer::Retry(done)) => {
                 assert_eq!(self.refused(ipa, kind, access), None, "{kind:?} for {access:?} at {ipa}");
                 match done {

@@ -81,7 +81,7 @@ impl<H: Platform> Pager for Swapped<'_, H> {
         self.make_room();
         Ok(match answer {
             Answer::Retry(_) | Answer::Skip => Paged::Retry,
-            Answer::Absent(absent) => Paged::Absent(absent),
+            Answer::Absent => Paged::Absent(AbsentPage::of(fault)),
             Answer::ExternalAbort => Paged::NoMemory,
         })
     }

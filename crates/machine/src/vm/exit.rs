@@ -45,7 +45,8 @@ impl<H: Platform> Vm<H> {
             Answer::Retry(_) => {}
             Answer::Skip => guest.skip(),
             Answer::ExternalAbort => guest.raise(external(abort)),
-            Answer::Absent(AbsentPage { page, .. }) => {
+            Answer::Absent => {
+                let page = AbsentPage::of(&fault).page;
                 return Err(RunError::Memory { fault, error: Error::Absent { page, done: 0 } });
             }
         }

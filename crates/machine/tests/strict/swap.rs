@@ -170,7 +170,7 @@ impl Host for VcpuHost<'_> {
 
     fn map(&mut self, fault: &GuestFault) {
         let answer = self.memory.fault(fault).unwrap();
-        assert!(matches!(answer, Answer::Retry(_) | Answer::Absent(_)), "{answer:?}");
+        assert!(matches!(answer, Answer::Retry(_) | Answer::Absent), "{answer:?}");
     }
 
     fn raise(&mut self) {}
@@ -193,7 +193,7 @@ fn run_vcpu(vm: &Vm<Hosted>, cpu: &CpuHandle, number: u32, vcpu: &mut Vcpu<Worki
             Err(RunError::Memory { fault, error: Error::Absent { .. } }) => fault,
             other => panic!("{other:?}"),
         };
-        let absent = AbsentPage { page: fault.ipa.align_down(PAGE), fault };
+        let absent = AbsentPage::of(&fault);
         let context = Context { pc: 0, pstate: 0, interface, ppi };
         let mut next = faults.fault(arrivals, &mut host, &absent, &context);
         while next != Next::Enter {

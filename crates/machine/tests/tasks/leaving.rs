@@ -77,7 +77,7 @@ impl<'m, H: Platform> Pager for Leaving<'m, H> {
     fn fault(&mut self, _: Nanos, fault: &GuestFault) -> Result<Paged, Error> {
         let page = fault.ipa.align_down(PAGE);
         if self.ram.absent.borrow().contains(&page.raw()) {
-            return Ok(Paged::Absent(AbsentPage { page, fault: *fault }));
+            return Ok(Paged::Absent(AbsentPage::of(fault)));
         }
         self.come(page.raw());
         Ok(match self.ram.memory.fault(fault)? {

@@ -8,6 +8,7 @@ use twofold_abi::async_fault::{NO_TOKEN, TOKENS_MAX, WAKE_ALL};
 use twofold_stage2::Ipa;
 
 use super::arrivals::{Arrival, Arrivals, SLOTS, Ticket};
+use crate::frames::FRAME;
 use crate::guest_fault::GuestFault;
 
 /// The slot for a page that the vCPU waits for while all others are in use.
@@ -24,6 +25,13 @@ pub struct AbsentPage {
     pub page: Ipa,
     /// The fault to repeat when the page has arrived.
     pub fault: GuestFault,
+}
+
+impl AbsentPage {
+    /// The page of a fault that was answered by [`Answer::Absent`](crate::Answer::Absent).
+    pub fn of(fault: &GuestFault) -> Self {
+        Self { page: fault.ipa.align_down(FRAME), fault: *fault }
+    }
 }
 
 /// One page that the vCPU has asked for.

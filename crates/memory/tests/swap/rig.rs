@@ -128,10 +128,7 @@ impl Rig {
             };
             match self.memory.fault(&GuestFault { ipa: ipa(page) + 8, kind, access }).unwrap() {
                 Answer::Retry(_) => {}
-                Answer::Absent(absent) => {
-                    assert_eq!(absent.page, ipa(page));
-                    return Err(Absent);
-                }
+                Answer::Absent => return Err(Absent),
                 answer => panic!("{answer:?}"),
             }
         }

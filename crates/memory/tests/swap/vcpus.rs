@@ -71,7 +71,7 @@ impl Vcpu {
     fn fault(&mut self, page: u64) -> Next {
         let fault = GuestFault { ipa: ipa(page), kind: FaultKind::Translation, access: AccessKind::Write };
         let absent = match self.host.memory.fault(&fault).unwrap() {
-            Answer::Absent(absent) => absent,
+            Answer::Absent => AbsentPage::of(&fault),
             answer => panic!("{answer:?}"),
         };
         let interface = CpuInterface { enabled: [false, true], mask: 0xf0, running: 0xff, binary_point: [0, 1] };

@@ -262,7 +262,7 @@ impl Runner {
         let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
         match self.guest.memory.fault(&fault).with_context(|| format!("{fault:x?}"))? {
             Answer::Retry(_) => Ok(fault),
-            Answer::Skip | Answer::ExternalAbort | Answer::Absent(_) => bail!("the guest has no memory at {ipa}"),
+            Answer::Skip | Answer::ExternalAbort | Answer::Absent => bail!("the guest has no memory at {ipa}"),
         }
     }
 }

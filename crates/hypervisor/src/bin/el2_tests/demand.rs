@@ -87,7 +87,7 @@ impl Demand {
             match self.answer(&stopped)? {
                 Answer::Retry(done) => faults.push(done),
                 Answer::Skip => self.agent.context().skip(),
-                Answer::Absent(absent) => check!(false, "{absent:?}, without a page store"),
+                Answer::Absent => check!(false, "an absent page, without a page store"),
                 Answer::ExternalAbort => {
                     let Stopped { esr, far, ipa, .. } = stopped;
                     abort::refuse(&self.memory, self.agent.context(), esr, far, ipa);
