@@ -232,40 +232,49 @@ impl<P: Platform> Stage2<P> {
         page.zero(self.platform());
         self.set_counts(&page, Counts::EMPTY, false);
         // The table maps nothing, so nothing of it can be withdrawn.
-        if let Err(page) = self.link(ipa, location.level, page, Sample::NONE) {
+        if let Err(page) = self.link(ipa, location, page, Sample::NONE) {
             frame::give(tables, page);
         }
         Ok(())
     }
 
-    /// Links a table to `ipa`'s entry of `level`. Returns `Err` with the page if the entry is no longer vacant, or if what
-    /// the table maps was withdrawn since `sample`.
+    /// Links a table at `ipa`'s entry, which the caller's walk has found. Returns `Err` with the page if the entry is no
+    /// longer vacant, or if what the table maps was withdrawn since `sample`.
     ///
-    /// Walks again: tables may have been unlinked since the caller's walk, which may be long ago.
-    pub(crate) fn link(&self, ipa: Ipa, level: Level, page: TablePage, sample: Sample) -> Result<(), TablePage> {
+    /// If tables were unlinked since the caller's walk, which may be long ago, it walks again.
+    pub(crate) fn link(
+        &self,
+        ipa: Ipa,
+        found: &EntryLocation<'_>,
+        page: TablePage,
+        sample: Sample,
+    ) -> Result<(), TablePage> {
         let new = Descriptor::table(page.pa());
+        let mut location = *found;
         loop {
-            let location = self.lockless_walk(ipa, level);
+            if let Ok(mut locked) = self.lock(&location) {
+                let old = locked.entry(location.index);
+                if location.level != found.level || !old.is_vacant() {
+                    return Err(page);
+                }
+                // From here on the page belongs to the tree.
+                if old == Descriptor::INVALID {
+                    locked.make(location.index, new);
+                    drop(locked);
+                    self.publish();
+                    return Ok(());
+                }
+                if let Ok(busy) = locked.make_busy(location.index) {
+                    self.flush_stale(ipa, location.level);
+                    busy.make(new);
+                    self.publish();
+                    return Ok(());
+                }
+            }
+            location = self.lockless_walk(ipa, found.level);
             if self.check_sample(sample, &location, ipa).is_err() {
                 return Err(page);
             }
-            let Ok(mut locked) = self.lock(&location) else { continue };
-            let old = locked.entry(location.index);
-            if location.level != level || !old.is_vacant() {
-                return Err(page);
-            }
-            // From here on the page belongs to the tree.
-            if old == Descriptor::INVALID {
-                locked.make(location.index, new);
-                drop(locked);
-            } else if let Ok(busy) = locked.make_busy(location.index) {
-                self.flush_stale(ipa, level);
-                busy.make(new);
-            } else {
-                continue;
-            }
-            self.publish();
-            return Ok(());
         }
     }
 

@@ -149,7 +149,7 @@ impl<P: Platform> Stage2<P> {
             (pa, span),
             CacheMaintenance::new(self.features(), attributes),
         );
-        match self.link(ipa, location.level, page, sample) {
+        match self.link(ipa, location, page, sample) {
             Ok(()) => Ok(span),
             Err(page) => {
                 frame::give(tables, page);
