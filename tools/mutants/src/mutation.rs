@@ -51,13 +51,16 @@ pub struct Excuses {
 }
 
 impl Excuses {
-    /// Checks that each entry stands for exactly one of `mutants`, the complete list.
+    /// Checks that each entry stands for exactly one of `mutants`, the complete list. The error names all that do not.
     pub fn check<M: Mutation>(&self, mutants: &[M]) -> anyhow::Result<()> {
-        for Excused { file, label, .. } in self.all {
-            if mutants.iter().filter(|mutant| mutant.file() == *file && mutant.label() == *label).count() != 1 {
-                let listed_in = self.listed_in;
-                bail!("{listed_in}: {file} {label} does not match exactly one mutant; --list names all");
-            }
+        let matches = |entry: &Excused| {
+            mutants.iter().filter(|mutant| mutant.file() == entry.file && mutant.label() == entry.label).count()
+        };
+        let wrong = self.all.iter().filter(|entry| matches(entry) != 1);
+        let wrong: Vec<_> = wrong.map(|Excused { file, label, .. }| format!("{file} {label}")).collect();
+        if !wrong.is_empty() {
+            let (listed_in, wrong) = (self.listed_in, wrong.join("\n"));
+            bail!("{listed_in}: not exactly one mutant matches each of these; --list names all:\n{wrong}");
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ const EXCUSED: &[Excused] = &[
     },
     Excused {
         file: "crates/memory/src/guest.rs",
-        label: "GuestMemory::write/lock/no-acquire",
+        label: "GuestMemory::write_in_page/lock/no-acquire",
         reason: "the CPU that maps the page takes the lock later, and so sees the write",
     },
     // Beside pages, this lock hands over the fact that a table has left its tree. A CPU may walk by an entry of the

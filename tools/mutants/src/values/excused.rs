@@ -264,7 +264,7 @@ const EXCUSED: &[Excused] = &[
     ),
     excused(MEMORY_FAULT, "GuestMemory::map_logged: slot.writable => true", LOGGED),
     excused(MEMORY_FAULT, "GuestMemory::map_logged: slot.writable => true #2", LOGGED),
-    excused(FRAMES, "Frames::take: count < PER_MAP => count <= PER_MAP", ANY_MAP),
+    excused(FRAMES, "Frames::take: count < PAGES => count <= PAGES", ANY_MAP),
     excused(
         FRAMES,
         "Range::new: size.div_ceil(HUGE_PAGE) as usize + 1 => size.div_ceil(HUGE_PAGE) as usize - 1",
@@ -278,10 +278,10 @@ const EXCUSED: &[Excused] = &[
         ANY_MAP,
     ),
     excused(FRAMES, "Range::take_from_broken: 0 => 1", ANY_MAP),
-    excused(FRAMES, "Range::take_whole: count > PER_MAP => true", ANY_MAP),
-    excused(FRAMES, "Range::take_whole: count > PER_MAP => count >= PER_MAP", ANY_MAP),
+    excused(FRAMES, "Range::take_whole: count > PAGES => true", ANY_MAP),
+    excused(FRAMES, "Range::take_whole: count > PAGES => count >= PAGES", ANY_MAP),
     excused(FRAMES, "Range::give: self.first_free.min(at) => self.first_free.max(at)", ANY_MAP),
-    excused(FRAMES, "Range::give: self.maps[at].free() == PER_MAP => true", ANY_MAP),
+    excused(FRAMES, "Range::give: self.maps[at].free() == PAGES => true", ANY_MAP),
     excused(
         RAM,
         "BackedPage::make_huge_page_ready: *self.ready == [0; 8] => false",
