@@ -15,4 +15,6 @@ pub mod tlbi;
 #[cfg(feature = "strict")]
 mod turns;
 pub mod vm;
+#[cfg(feature = "strict")]
+mod waits;
 pub mod walk;

@@ -19,13 +19,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use crate::waits::Waits;
+
 /// The maximum number of CPUs: each has one bit of a 64-bit word.
 pub(crate) const MAX_CPUS: usize = 64;
-
-/// The limit of passes in a row without progress, for each CPU there is. Beyond it, all CPUs wait for each other. The
-/// limit is high because a CPU that can work may need many turns for its next progress: it gets only one turn in
-/// `cpus`, and the shortest turn is one point.
-const PASSES_PER_CPU: u64 = 25_000;
 
 /// The number of yields of a waiting thread before it parks. Waking a parked thread is slow if a core has to leave its
 /// idle state for it. On two virtual cores, a switch between four threads took 13 µs if they parked immediately, and
@@ -83,8 +80,7 @@ struct Holder {
     /// The CPUs that have not left, a bit each.
     running: AtomicU64,
     steps: AtomicU64,
-    /// Passes since the last progress.
-    passes: AtomicU64,
+    waits: Waits,
     /// The state of the random numbers.
     random: AtomicU64,
 }
@@ -117,7 +113,7 @@ impl Turns {
             holder: Holder {
                 running: AtomicU64::new(all),
                 steps: AtomicU64::new(0),
-                passes: AtomicU64::new(0),
+                waits: Waits::new(cpus),
                 random: AtomicU64::new(seed),
             },
         }
@@ -146,28 +142,27 @@ impl Turns {
     #[inline]
     pub(crate) fn point(&self, cpu: usize) -> Result<(), Stop> {
         self.begin_step(cpu)?;
+        self.holder.waits.point(cpu);
         if self.random() <= self.switch_up_to { self.switch(cpu) } else { Ok(()) }
     }
 
     /// A pass: `cpu`, which holds the turn, can do nothing before another CPU does. It gives the turn to another CPU,
     /// if one is left.
     ///
-    /// Returns [`Stop::Stuck`] after many passes without a [`progress`](Self::progress) of any CPU, and at each further
-    /// pass. A point is no progress: a CPU that polls a lock also executes points.
+    /// Returns [`Stop::Stuck`] if all CPUs wait for each other ([`Waits`]), and at each further pass. A point is no
+    /// progress: a CPU that polls a lock also executes points.
     pub(crate) fn pass(&self, cpu: usize) -> Result<(), Stop> {
         self.begin_step(cpu)?;
-        let passes = self.holder.passes.load(Relaxed) + 1;
-        self.holder.passes.store(passes, Relaxed);
-        if passes > PASSES_PER_CPU * self.threads.len() as u64 {
-            return Err(Stop::Stuck { passes });
+        match self.holder.waits.pass(cpu) {
+            Some(passes) => Err(Stop::Stuck { passes }),
+            None => self.switch(cpu),
         }
-        self.switch(cpu)
     }
 
     /// Notes progress: a step that can happen only a limited number of times in a run.
     #[inline]
     pub(crate) fn progress(&self) {
-        self.holder.passes.store(0, Relaxed);
+        self.holder.waits.progress();
     }
 
     /// A random number below `below` (0 if that is 0), for the holder of the turn.
@@ -468,7 +463,7 @@ mod tests {
             let ended: Vec<_> = ended.into_iter().map(|one| one.unwrap()).collect();
             let found: Vec<_> = ended.into_iter().filter(|(stop, _)| *stop != Stop::Halted).collect();
             let [(stop, step)] = found[..] else { panic!("{found:?}") };
-            assert_eq!(stop, Stop::Stuck { passes: 3 * PASSES_PER_CPU + 1 });
+            assert_eq!(stop, Stop::Stuck { passes: Waits::limit(3) + 1 });
             step
         };
         assert_eq!(stuck_at(), stuck_at());
@@ -479,14 +474,14 @@ mod tests {
         let turns = Turns::new(1, 0, 1);
         let _entered = turns.enter(0);
         for _ in 0..2 {
-            for _ in 0..PASSES_PER_CPU {
+            for _ in 0..Waits::limit(1) {
                 assert_eq!(turns.pass(0), Ok(()));
             }
             turns.progress();
         }
         let mut passes = (0..).map(|_| turns.pass(0));
-        assert_eq!(passes.position(|pass| pass.is_err()), Some(PASSES_PER_CPU as usize));
-        assert_eq!(turns.pass(0), Err(Stop::Stuck { passes: PASSES_PER_CPU + 2 }));
+        assert_eq!(passes.position(|pass| pass.is_err()), Some(Waits::limit(1) as usize));
+        assert_eq!(turns.pass(0), Err(Stop::Stuck { passes: Waits::limit(1) + 2 }));
     }
 
     #[test]

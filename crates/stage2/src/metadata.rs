@@ -52,6 +52,7 @@ impl TableMetadata {
     ///
     /// Exact if the caller holds the lock, has held it since the last change, or owns the table alone. Otherwise a
     /// hint.
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn last(&self) -> Counts {
         Counts::from_raw(self.state.load(Ordering::Relaxed) & !LOCKED)
     }
@@ -68,6 +69,7 @@ impl TableMetadata {
     }
 
     /// The link word.
+    #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn link(&self) -> u64 {
         self.link.load(Ordering::Relaxed)
     }

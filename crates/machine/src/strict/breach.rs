@@ -124,6 +124,17 @@ pub struct Breach {
     pub site: Option<&'static Location<'static>>,
     /// The last changes of the entries that it concerns, the latest last.
     pub changes: Vec<Change>,
+    /// With R19: where each other CPU was, unless its program had ended.
+    pub others: Box<[Executed]>,
+}
+
+/// What a CPU executed last, when the machine stopped.
+#[derive(Clone, Copy, Debug)]
+pub struct Executed {
+    /// The CPU.
+    pub cpu: usize,
+    /// The place in the source.
+    pub site: Option<&'static Location<'static>>,
 }
 
 impl fmt::Display for Breach {
@@ -136,6 +147,13 @@ impl fmt::Display for Breach {
         write!(f, "\n  on CPU {cpu} at step {step}")?;
         if let Some(site) = self.site {
             write!(f, ", {site}")?;
+        }
+        for Executed { cpu, site } in self.others.iter() {
+            write!(f, "\n  CPU {cpu} was at ")?;
+            match site {
+                Some(site) => write!(f, "{site}")?,
+                None => write!(f, "no instruction of the engine")?,
+            }
         }
         for change in &self.changes {
             write!(f, "\n  {change}")?;

@@ -12,7 +12,7 @@ use std::thread;
 use twofold_abi::trace::Event;
 use twofold_stage2::Ipa;
 
-use super::breach::{Breach, Rule};
+use super::breach::{Breach, Executed, Rule};
 use super::model::{Broken, Model, Outcome};
 use super::shared::Shared;
 use crate::turns::{Stop, Turns};
@@ -65,7 +65,7 @@ impl Context {
     /// A point: another CPU may run here.
     pub(crate) fn point(&self) {
         if self.turns.point(self.cpu).is_err() {
-            panic::resume_unwind(Box::new(Stopped));
+            self.stop();
         }
     }
 
@@ -76,8 +76,20 @@ impl Context {
             Err(Stop::Stuck { .. }) => {
                 self.report(Broken::new(Rule::Livelock, "every CPU waits for another"));
             }
-            Err(_) => panic::resume_unwind(Box::new(Stopped)),
+            Err(_) => self.stop(),
         }
+    }
+
+    /// Unwinds this thread, since another CPU's breach has stopped the machine. A report of R19 names what each CPU
+    /// waits for, by the place in the source.
+    fn stop(&self) -> ! {
+        let mut breach = self.shared.breach.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(breach) = breach.as_mut().filter(|breach| breach.rule == Rule::Livelock) {
+            let this = Executed { cpu: self.cpu, site: self.site.get() };
+            breach.others = breach.others.iter().copied().chain([this]).collect();
+        }
+        drop(breach);
+        panic::resume_unwind(Box::new(Stopped))
     }
 
     /// One event, at a point.
@@ -132,6 +144,7 @@ impl Context {
             seed: self.shared.options.seed,
             site: self.site.get(),
             changes: model.changes_of(&entries),
+            others: Box::default(),
         };
         drop(model);
         self.shared.breach.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(breach);

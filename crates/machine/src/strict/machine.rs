@@ -116,7 +116,9 @@ impl Machine {
         self.lock().cells.meet();
         self.lock().trace.flush();
         let breach = self.shared.breach.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(breach) = breach {
+        if let Some(mut breach) = breach {
+            // In the order of the CPUs: the host decides in which order the threads stop.
+            breach.others.sort_by_key(|other| other.cpu);
             return Err(breach);
         }
         match panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -132,7 +134,17 @@ impl Machine {
     fn unexplained(&self, what: &str) -> Breach {
         let step = self.lock().step;
         let (rule, what) = (Rule::Livelock, what.to_owned());
-        Breach { rule, what, ipa: None, cpu: 0, step, seed: self.seed(), site: None, changes: Vec::new() }
+        Breach {
+            rule,
+            what,
+            ipa: None,
+            cpu: 0,
+            step,
+            seed: self.seed(),
+            site: None,
+            changes: Vec::new(),
+            others: Box::default(),
+        }
     }
 }
 

@@ -34,7 +34,7 @@ mod trace;
 mod vcpu;
 
 pub use bbm::Bbm;
-pub use breach::{Breach, Change, Rule};
+pub use breach::{Breach, Change, Executed, Rule};
 pub use expected::Withdrawn;
 pub use machine::{CpuHandle, Knowledge, Machine, Program};
 pub use options::{MachineError, Options};

@@ -2,7 +2,7 @@
 //! R19, and races of two CPUs: an access has two halves.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use twofold_machine::program::Instructions;
 use twofold_machine::strict::{Bbm, Breach, Rule, Withdrawn};
@@ -31,6 +31,50 @@ fn a_lock_that_is_never_given_back_is_reported() {
     let locks = |hand: &Hand| hand.cpu.lock(hand.tree.level_3);
     let ended = Machinery::new(MODERN, Bbm::default(), 2, 1).race(locks, locks);
     assert_eq!(ended.unwrap_err().rule, Rule::Livelock);
+}
+
+/// A CPU that walks to an entry before each wait still waits.
+#[test]
+fn cpus_that_read_while_they_wait_for_each_other_are_reported() {
+    let keeps_lock = |hand: &Hand| {
+        hand.cpu.lock(hand.tree.level_3);
+        loop {
+            (0..20).for_each(|_| assert_eq!(hand.cpu.read_entry(hand.entry(0), Acquire), 0));
+            hand.cpu.pause();
+        }
+    };
+    let wants_lock = |hand: &Hand| {
+        hand.cpu.pause();
+        hand.cpu.lock(hand.tree.level_3);
+    };
+    // Whichever of the two gets the lock, and whichever is found waiting: the report says where each CPU was.
+    let breach = Machinery::new(MODERN, Bbm::default(), 2, 1).race(keeps_lock, wants_lock).unwrap_err();
+    assert_eq!(breach.rule, Rule::Livelock);
+    let [other] = breach.others[..] else { panic!("{breach}") };
+    assert_eq!(other.cpu, 1 - breach.cpu, "{breach}");
+    let site = [breach.site, other.site].into_iter().flatten().next();
+    assert!(site.is_some_and(|site| site.file().ends_with("concurrency.rs")), "{breach}");
+}
+
+/// As a coalesce to 1 GiB, which reads all entries below the block and writes none, while other CPUs wait for its claim.
+#[test]
+fn a_cpu_that_waits_for_one_that_reads_for_long_is_allowed() {
+    let locked = AtomicBool::new(false);
+    let reads = |hand: &Hand| {
+        hand.locked(hand.entry(0), || {
+            locked.store(true, Relaxed);
+            (0..513 * 512 * 4).for_each(|_| assert_eq!(hand.cpu.read_entry(hand.entry(0), Acquire), 0));
+        });
+    };
+    let waits = |hand: &Hand| {
+        while !locked.load(Relaxed) {
+            hand.cpu.pause();
+        }
+        hand.locked(hand.entry(0), || ());
+    };
+    // With three CPUs that wait, the work takes more passes than the limit without work.
+    let machinery = Machinery::new(MODERN, Bbm::default(), 4, 1);
+    machinery.race_of(vec![&reads, &waits, &waits, &waits]).unwrap_or_else(|breach| panic!("{breach}"));
 }
 
 #[test]

@@ -69,6 +69,12 @@ impl Machinery {
         self.world.machine.run(vec![first, Box::new(|cpu: &CpuHandle| second(&self.hand(cpu)))])
     }
 
+    /// Runs each of these on a CPU, at the same time.
+    pub fn race_of<'a>(&'a self, bodies: Vec<&'a (dyn Fn(&Hand) + Sync)>) -> Result<(), Breach> {
+        let programs = bodies.into_iter().map(|body| Box::new(|cpu: &CpuHandle| body(&self.hand(cpu))) as Program<'a>);
+        self.world.machine.run(programs.collect())
+    }
+
     fn hand<'a>(&'a self, cpu: &'a CpuHandle) -> Hand<'a> {
         Hand { cpu, platform: self.world.machine.platform(), world: &self.world, tree: self.tree }
     }
