@@ -316,8 +316,9 @@ impl<'a, P: Platform> Locked<'a, P> {
 
     /// Replaces a valid leaf by `new` if it is still `old`.
     ///
-    /// Release: a pass that sees what the leaf allows now must find the table locked, or its new counts. With DBM no
-    /// release is needed: the old leaf is counted as writable already.
+    /// Release, for two reasons. A pass that sees what the leaf allows now must find the table locked, or its new counts.
+    /// A CPU that sees it returns to its guest without the lock ([`Relaxed::Already`](crate::Relaxed)), and relies on its
+    /// own barrier to make the leaf visible to its walks.
     #[inline(always)]
     pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Retry> {
         if cell.read() != old {

@@ -139,7 +139,7 @@ impl Cell<'_> {
 
     /// Replaces the entry with one that leads nowhere, and returns its last value, with what hardware added to it.
     ///
-    /// Relaxed, as the read-modify-writes below. The table's lock orders the change for the next CPU that locks it. A
+    /// Relaxed, as `clear` and `update` below. The table's lock orders the change for the next CPU that locks it. A
     /// late walk is ordered by the last store with release: a read-modify-write continues its release sequence.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
@@ -157,11 +157,14 @@ impl Cell<'_> {
     }
 
     /// Replaces the entry if it is still `old`: hardware may have recorded something in it. Returns whether it did.
+    ///
+    /// Release, as [`write`](Self::write): a CPU that finds what the leaf allows now changes nothing, and takes no lock.
+    /// Its own barrier makes this change visible to its walks only if its walk here (W2) has acquired it.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> bool {
         platform.on_atomic();
-        self.0.compare_exchange(old.raw(), new.raw(), Ordering::Relaxed).is_ok()
+        self.0.compare_exchange(old.raw(), new.raw(), Ordering::Release).is_ok()
     }
 
     /// Changes a valid leaf by `change`, repeated until hardware does not interfere. Returns the old and the new value.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The engine on the strict machine.
 
+mod allowed;
 mod basics;
 mod come_and_go;
 mod controls;

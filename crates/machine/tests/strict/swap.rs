@@ -261,12 +261,8 @@ fn copy(
     }
 }
 
-/// Rounds of the vCPUs, which execute pages in the third. Not while hardware records writes: if another CPU makes a
-/// hardware-tracked page executable, a vCPU that faults on it may fault too often in a row (R11), with and without
-/// pages that leave.
-fn rounds(tracker: Tracker) -> u64 {
-    if tracker.needs_dirty_state() { 2 } else { 3 }
-}
+/// Rounds of the vCPUs, which execute pages in the third.
+const ROUNDS: u64 = 3;
 
 /// What one run did.
 struct Done {
@@ -279,7 +275,6 @@ fn swapped(
     room: &Room<'_, Hosted>,
     (pages, tracker, is_limited): (Pages, Tracker, bool),
 ) -> Result<Done, Breach> {
-    let rounds = rounds(tracker);
     let store = Arc::new(Store::default());
     let arrivals: Vec<_> = (0..VCPUS).map(|_| Arc::new(Arrivals::new())).collect();
     let (copier, failed) = Default::default();
@@ -299,7 +294,7 @@ fn swapped(
         }
         (Vm::new(memory), slot, donated)
     })?;
-    let program = |vcpu| WorkingSet::new(START.raw(), TOUCHED, rounds, (vcpu, VCPUS));
+    let program = |vcpu| WorkingSet::new(START.raw(), TOUCHED, ROUNDS, (vcpu, VCPUS));
     let mut vcpus: Vec<_> = (0..VCPUS).map(|vcpu| room.vcpu(program(vcpu))).collect();
     // What each vCPU's CPU knew at its end: the copier's last round comes after that.
     let (ended, copied) = (Mutex::new(Vec::new()), AtomicU64::new(0));
@@ -368,10 +363,10 @@ fn swapped(
             let bytes = read_page(cpu, memory, page, &reports);
             assert!(copy[&page] == bytes, "the log has lost a write to page {page}");
             for vcpu in 0..VCPUS {
-                let set = WorkingSet::new(START.raw(), TOUCHED, rounds, (vcpu, VCPUS));
+                let set = WorkingSet::new(START.raw(), TOUCHED, ROUNDS, (vcpu, VCPUS));
                 let at = (set.word(page, vcpu) % PAGE) as usize;
                 let word = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-                assert_eq!(word, WorkingSet::value(vcpu, page, rounds - 1), "page {page}, vCPU {vcpu}");
+                assert_eq!(word, WorkingSet::value(vcpu, page, ROUNDS - 1), "page {page}, vCPU {vcpu}");
             }
         }
         let frames = vm.destroy();
