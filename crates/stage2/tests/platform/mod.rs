@@ -15,6 +15,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{
@@ -174,6 +175,15 @@ impl<M: HostMemory> Machine<M> {
 
     pub fn read(&self, pa: Pa) -> u64 {
         self.memory.read(pa)
+    }
+
+    /// Whether a table is locked.
+    pub fn is_locked(&self, table: Pa) -> bool {
+        let metadata = std::ptr::from_ref(self.memory.metadata(table));
+        // SAFETY: the metadata is two atomic words with the alignment of one, and every value is valid. The first word
+        // has the lock in bit 0.
+        let word = unsafe { &*metadata.cast::<AtomicU64>() };
+        word.load(Ordering::Relaxed) & 1 == 1
     }
 
     /// The events since the last call.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Coalescing: clean, break, flush, make. Only then are the old tables read, and freed.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::*;
@@ -76,6 +76,32 @@ fn a_block_of_1_gib_takes_the_place_of_all_that_is_below() {
     assert!(frees.iter().all(|event| matches!(event, Event::Give(_))), "{frees:x?}");
     assert!(guest.pool.out.is_empty());
     assert_eq!(guest.scan().leaves.len(), 1);
+}
+
+/// To unlock 512 tables takes as long as a flush (C5 before C6). The guest would fault meanwhile.
+#[test]
+fn the_tables_below_are_unlocked_when_the_block_is_made() {
+    let mut guest = guest(RANGES);
+    map_pages(&mut guest, BASE, frame(0), 1);
+    map_full(&mut guest, BASE + MIB_2, &RAM);
+    // The table of level 2, and two of level 3.
+    let tables = [0, 1, 2].map(table);
+    guest.watch(BASE);
+    let (machine, moments) = (guest.machine.clone(), Rc::<RefCell<Vec<_>>>::default());
+    let seen = moments.clone();
+    guest.machine.set_hook(move |event, _| {
+        let is_made = machine.mmu().translate(&|pa| machine.read(pa), BASE).is_ok();
+        seen.borrow_mut().push((event.clone(), is_made, tables.map(|table| machine.is_locked(table))));
+    });
+    assert_eq!(coalesce(&mut guest, BASE, Level::L1, &RAM), done(3));
+    // C4, C5, and the barrier after it: all are locked. C7: none is.
+    let while_locked = [by_table(GIB), vec![Event::Dsb(Domain::IshSt)]].concat();
+    let last = while_locked.len() - 1;
+    for (number, (event, is_made, locked)) in moments.borrow().iter().enumerate() {
+        let expected = (while_locked.get(number), number >= last, [number <= last; 3]);
+        assert_eq!((Some(event).filter(|_| number <= last), *is_made, *locked), expected);
+    }
+    assert_eq!(moments.borrow().len(), while_locked.len() + 3);
 }
 
 /// The posted combined dirty log (Kolothum 2023) reads dirty state before the break, and loses what is written through
