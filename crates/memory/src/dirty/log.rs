@@ -17,6 +17,9 @@ use super::adaptive::{Cold, Heat};
 use super::bits::Bits;
 use super::options::{LEAST_SECTION, LogError, LogOptions, Tracker};
 
+#[cfg(all(test, loom))]
+mod loom;
+
 /// What each slot has for its dirty log.
 #[derive(Default)]
 pub(crate) struct Tracking {
@@ -93,6 +96,7 @@ impl Tracking {
         let section = u64::from(options.section_pages().trailing_zeros());
         let running = tracker | around | section << 4 | own.starts << 8;
         self.running.store(running, Ordering::Release);
+        // After the log: see `hardware_logs_if_none_runs`.
         if options.tracker.needs_dirty_state() {
             self.hardware.store(self.hardware.load(Ordering::Relaxed) + 1, Ordering::Release);
         }
@@ -103,6 +107,16 @@ impl Tracking {
     /// it was when the last of them was published, or later.
     pub(crate) fn hardware_logs(&self) -> u64 {
         self.hardware.load(Ordering::Acquire)
+    }
+
+    /// [`hardware_logs`](Self::hardware_logs) if none of them runs now; otherwise `None`.
+    ///
+    /// The number is read before the running log, and a start publishes them the other way round. So a log that this
+    /// misses changes the number, before it changes a leaf (D10).
+    pub(crate) fn hardware_logs_if_none_runs(&self) -> Option<u64> {
+        let logs = self.hardware_logs();
+        let none_runs = self.running().is_none_or(|log| !log.tracker().needs_dirty_state());
+        none_runs.then_some(logs)
     }
 
     /// Ends the log that runs.

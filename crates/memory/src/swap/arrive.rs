@@ -221,11 +221,8 @@ impl<P: Platform> GuestMemory<P> {
 }
 
 /// The store's copy of a page that is equal to it now, if writes to the page will be seen: no hardware-tracked log runs.
-///
-/// The count is read before the running log, and a start publishes them the other way round. So a log that this misses
-/// changes the count.
+/// A log that starts from here on changes the number of them.
 pub(super) fn kept_at(slot: &Memslot, place: Place) -> Option<Kept> {
-    let logs = slot.tracking.hardware_logs();
-    let is_seen = slot.tracking.running().is_none_or(|log| !log.tracker().needs_dirty_state());
-    is_seen.then_some(Kept { place, logs })
+    let logs = slot.tracking.hardware_logs_if_none_runs()?;
+    Some(Kept { place, logs })
 }
