@@ -90,9 +90,9 @@ pub enum Error {
         /// The number of bytes that were read or written before it.
         done: u64,
     },
-    /// The page was touched already.
-    #[error("the page at {ipa} was touched already")]
-    Touched {
+    /// The page is pinned, or it is in the store or on its way already.
+    #[error("the page at {ipa} is pinned, in the store, or on its way")]
+    Busy {
         /// The page.
         ipa: Ipa,
     },

@@ -91,23 +91,30 @@ impl<P: Platform> GuestMemory<P> {
         let (Some(swap), Some((slot, ram))) = (self.swap.as_deref(), self.find_ram(page)) else {
             return self.frames().give_data(frame);
         };
-        let kept = kept_at(slot, place);
-        let until = {
+        let keeps = swap.store.keeps_what_is_read();
+        let kept = kept_at(slot, place).filter(|_| keeps);
+        let (until, stays) = {
             let mut ram = ram.lock(platform);
-            let until = swap.waiting.lock(platform).next();
+            let (until, is_peeked) = {
+                let waiting = swap.waiting.lock(platform);
+                (waiting.next(), waiting.peeks.read(page) && !waiting.has(page))
+            };
+            // Read for peeks alone, the page stays where it is.
+            let stays = result.is_err() || (keeps && is_peeked);
+            self.end_peeks(swap, page, &frame, result);
             if let Kind::Single(state, _) = ram.page(page) {
-                *state = match result {
-                    Ok(()) => Page::Present(Present { lent: self.lent(page, frame), kept }),
-                    Err(_) => {
-                        self.frames.lock(platform).give_data(frame);
-                        Page::Absent(place)
-                    }
+                *state = if stays {
+                    self.frames.lock(platform).give_data(frame);
+                    Page::Absent(place)
+                } else {
+                    Page::Present(Present { lent: self.lent(page, frame), kept })
                 };
             }
-            until
+            (until, stays)
         };
         swap.arriving.sub();
         match result {
+            Ok(()) if stays => {}
             Ok(()) => {
                 self.discard(if kept.is_none() { Some(place) } else { None });
                 self.wake(swap, page, until, Arrival::Present);
@@ -146,17 +153,26 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// B2 to B4: does what the page needs next. Returns `false` if it needs a frame, and none is free for it.
-    fn start(&self, swap: &Swap, page: Ipa) -> bool {
+    pub(super) fn start(&self, swap: &Swap, page: Ipa) -> bool {
         let platform = self.stage2.platform();
         let (next, until) = match self.find_ram(page) {
             None => (Next::Failed, swap.waiting.lock(platform).next()),
             Some((_, ram)) => {
                 let mut ram = ram.lock(platform);
-                if !swap.waiting.lock(platform).has(page) {
+                let (is_needed, is_peeked) = {
+                    let waiting = swap.waiting.lock(platform);
+                    (waiting.has(page), waiting.peeks.want(page))
+                };
+                if !is_needed && !is_peeked {
                     // The entry was notified, replaced or forgotten since.
                     return true;
                 }
-                let next = self.next_step(&mut ram, page);
+                let next = match ram.page(page) {
+                    // A peek finds by itself where the page is.
+                    Kind::Single(Page::Absent(_), _) => self.next_step(&mut ram, page),
+                    _ if !is_needed => Next::Wait,
+                    _ => self.next_step(&mut ram, page),
+                };
                 let mut waiting = swap.waiting.lock(platform);
                 if !matches!(next, Next::Frame) {
                     waiting.has_frame(page);

@@ -6,12 +6,12 @@ use alloc::boxed::Box;
 use twofold_stage2::{Ipa, Platform};
 
 use super::limit::RESERVE;
-use super::single::{Page, Singles};
+use super::single::Page;
 use super::state::{Swap, SwapOptions};
 use super::store::{Completions, Notify, PageStore, Place, ReadRequest, StoreError, WriteRequest};
 use crate::frames::FRAME;
 use crate::guest::{Error, GuestMemory};
-use crate::ram::{Content as PageContent, Kind};
+use crate::ram::Content as PageContent;
 
 /// Why a store was not attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -134,33 +134,6 @@ impl<P: Platform> GuestMemory<P> {
             (_, Some(Page::Arriving(place))) => Located::Arriving(*place),
             _ => Located::Zero,
         })
-    }
-
-    /// States that the content of the page at `page`, which was never touched, is in the store: for the target of a
-    /// post-copy migration.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoRam`] if no slot has RAM of frames there, or no store is attached; [`Error::Touched`];
-    /// [`Error::NoFrames`] if the heap is full.
-    pub fn make_absent(&self, page: Ipa, place: Place) -> Result<(), Error> {
-        let page = page.align_down(FRAME);
-        let platform = self.stage2.platform();
-        let (Some(_), Some((_, ram))) = (&self.swap, self.find_ram(page)) else {
-            return Err(Error::NoRam { ipa: page });
-        };
-        let mut ram = ram.lock(platform);
-        if let Kind::Untouched = ram.page(page) {
-            let singles = Singles::new().ok_or(Error::NoFrames { ipa: page })?;
-            ram.keep_singles(page, singles).map_err(|_| Error::NoFrames { ipa: page })?;
-        }
-        match ram.page(page) {
-            Kind::Single(state @ Page::Zero, _) => {
-                *state = Page::Absent(place);
-                Ok(())
-            }
-            _ => Err(Error::Touched { ipa: page }),
-        }
     }
 }
 

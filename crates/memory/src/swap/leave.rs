@@ -59,11 +59,11 @@ pub enum WriteOutError {
 }
 
 /// A page on its way out, after L1.
-struct Leaving<'a> {
+pub(super) struct Leaving<'a> {
     page: Ipa,
     slot: &'a Memslot,
     ram: &'a Lock<Ram>,
-    kept: Option<Kept>,
+    pub(super) kept: Option<Kept>,
     /// The page was never zeroed, so it reads as zero whatever its frame holds.
     is_unready: bool,
 }
@@ -101,7 +101,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// L1: takes the page's frame out of its state.
-    fn begin_leaving<'a>(
+    pub(super) fn begin_leaving<'a>(
         &self,
         swap: &Swap,
         (page, slot, ram): (Ipa, &'a Memslot, &'a Lock<Ram>),
@@ -168,7 +168,12 @@ impl<P: Platform> GuestMemory<P> {
 
     /// L2: no CPU can reach the page any more. Returns its frame, and whether hardware had recorded writes to it; they
     /// are in the running log.
-    fn take_away(&self, slot: &Memslot, page: Ipa, lent: Lent) -> Result<(Run, bool), (twofold_stage2::Error, Lent)> {
+    pub(super) fn take_away(
+        &self,
+        slot: &Memslot,
+        page: Ipa,
+        lent: Lent,
+    ) -> Result<(Run, bool), (twofold_stage2::Error, Lent)> {
         let (log, tables) = (slot.tracking.log(), &mut self.tables());
         let own = log.map(|log| log.hold(self.stage2.platform()));
         let mark = |leaf: &Broken| {
@@ -243,7 +248,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// The page stays in memory, with the content that it has.
-    fn stay(&self, swap: &Swap, ram: &Lock<Ram>, page: Ipa, lent: Lent, kept: Option<Kept>) {
+    pub(super) fn stay(&self, swap: &Swap, ram: &Lock<Ram>, page: Ipa, lent: Lent, kept: Option<Kept>) {
         let platform = self.stage2.platform();
         let mut locked = ram.lock(platform);
         let until = swap.waiting.lock(platform).next();
@@ -292,7 +297,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Ends the state *leaving*: `state` says what follows, from whether a CPU waits for the page. Wakes what waits.
-    fn settle(
+    pub(super) fn settle(
         &self,
         swap: &Swap,
         ram: &Lock<Ram>,

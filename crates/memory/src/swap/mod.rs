@@ -82,6 +82,20 @@
 //! No step waits for another with a lock held. If the store is full or fails for every page, the task says so
 //! ([`fail_waiting`](crate::GuestMemory::fail_waiting)), and vCPUs stop with the page as the reason.
 //!
+//! # A page is peeked
+//!
+//! A migration reads each page once, and the guest may not need it: so a [`Peek`] reads a page where it is.
+//!
+//! * K1: under the backing's lock, look at the state. A page that has a frame, or is *zero*, is read at once.
+//! * K2: *leaving* and *arriving*: come back later.
+//! * K3: *absent*: the peek waits for a frame in the queue of B1, and its page is read by B3 and B4.
+//! * K4: in B5, if no entry waits for the page: copy the frame to the peeks, free it, and make the state *absent* again.
+//!   The next look takes the copy. If an entry waits, the page becomes *present*, and K1 reads it.
+//!
+//! A peek returns what the page held at some moment after it began. What the guest writes later is in the dirty log, if
+//! one runs: so a migration clears a page first, and then begins to peek. If K2 finds *absent*, and no copy and no read
+//! in flight, the page has come and gone meanwhile; K3 starts again.
+//!
 //! # Copies
 //!
 //! A page that was read, or was needed again while it was written, keeps its place: a *copy*. It is mapped read-only for
@@ -115,8 +129,11 @@ mod clock;
 mod fault;
 mod leave;
 mod limit;
+mod peek;
+mod peeks;
 mod pin;
 pub(crate) mod pins;
+mod postcopy;
 pub(crate) mod single;
 pub(crate) mod state;
 pub(crate) mod store;
@@ -128,7 +145,9 @@ pub use attach::{AttachError, DetachError, Located};
 pub use clock::{Clock, Relief};
 pub use leave::{WriteOutError, WrittenOut};
 pub use limit::{FRAMES_PER_VCPU, FrameUse, LimitError};
+pub use peek::{Peek, PeekError, Peeked};
 pub use pin::{Pinned, PinnedFor};
+pub use postcopy::Supplied;
 pub use state::SwapOptions;
 pub use store::{Completions, Failure, Notify, Operation, PageStore, Place, ReadRequest, StoreError, WriteRequest};
 pub use waiters::Waiter;

@@ -52,7 +52,7 @@ impl Place {
 /// returns, or later by the guest's memory itself, from any thread and in any order.
 ///
 /// A place holds a page from the completion of its write until it is [discarded](Self::discard). Reading a place does
-/// not empty it.
+/// not empty it, unless the store [says so](Self::keeps_what_is_read).
 pub trait PageStore: Send + Sync {
     /// Room for a page that is about to be written. `None` if the store is full.
     fn place(&self, page: Ipa) -> Option<Place>;
@@ -65,6 +65,12 @@ pub trait PageStore: Send + Sync {
 
     /// This place is not needed any more. No request for it is in flight.
     fn discard(&self, place: Place);
+
+    /// Whether a place holds its page after it was read. If not, a page that was read stays in memory, and its place is
+    /// [discarded](Self::discard) when it is there: the peer of a post-copy migration sends each page once.
+    fn keeps_what_is_read(&self) -> bool {
+        true
+    }
 }
 
 impl<T: PageStore + ?Sized> PageStore for Arc<T> {
@@ -82,6 +88,10 @@ impl<T: PageStore + ?Sized> PageStore for Arc<T> {
 
     fn discard(&self, place: Place) {
         T::discard(self, place);
+    }
+
+    fn keeps_what_is_read(&self) -> bool {
+        T::keeps_what_is_read(self)
     }
 }
 

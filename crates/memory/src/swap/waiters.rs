@@ -4,13 +4,15 @@
 //! Invariant: a vCPU has one entry for each slot of its [`Arrivals`](crate::async_fault::Arrivals). A ticket that takes
 //! a slot again replaces the one before, which is stale then. So a vCPU's entry is always free for it.
 //!
-//! An entry *waits for a frame* until its page is in memory or on its way. Such entries are served in their order.
+//! An entry *waits for a frame* until its page is in memory or on its way. Such entries, and such peeks, are served in
+//! their order.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use twofold_stage2::Ipa;
 
+use super::peeks::Peeks;
 use crate::async_fault::{SLOTS, Ticket};
 
 /// What waits for a page.
@@ -39,6 +41,8 @@ pub(crate) struct Waiting {
     pub(super) serving: bool,
     /// A frame has become free since that CPU looked.
     pub(super) again: bool,
+    /// Pages that are read without being brought.
+    pub(super) peeks: Peeks,
 }
 
 #[derive(Clone, Copy)]
@@ -57,7 +61,7 @@ impl Waiting {
         entries.try_reserve_exact(count).ok()?;
         entries.resize(count, None);
         let entries = entries.into_boxed_slice();
-        Some(Self { entries, vcpus, count: 0, next: 0, serving: false, again: false })
+        Some(Self { entries, vcpus, count: 0, next: 0, serving: false, again: false, peeks: Peeks::default() })
     }
 
     /// The number of entries in use.
@@ -105,8 +109,15 @@ impl Waiting {
         self.take_if(|entry| entry.wants_frame && entry.number < until)
     }
 
-    /// The entries for this page do not wait for a frame any more.
+    /// A peek waits for a frame, behind all that do so now.
+    pub(super) fn queue_peek(&mut self, id: u64) {
+        self.peeks.queue(id, self.next);
+        self.next += 1;
+    }
+
+    /// The entries and peeks for this page do not wait for a frame any more.
     pub(super) fn has_frame(&mut self, page: Ipa) {
+        self.peeks.have_frame(page);
         for entry in self.entries.iter_mut().flatten().filter(|entry| entry.page == page) {
             entry.wants_frame = false;
         }
@@ -114,13 +125,13 @@ impl Waiting {
 
     /// The page whose entry has waited longest for a frame.
     pub(super) fn oldest_wanting(&self) -> Option<Ipa> {
-        let wanting = self.used().filter(|entry| entry.wants_frame);
-        wanting.min_by_key(|entry| entry.number).map(|entry| entry.page)
+        let entries = self.used().filter(|entry| entry.wants_frame).map(|entry| (entry.number, entry.page));
+        entries.chain(self.peeks.wanting()).min().map(|(_, page)| page)
     }
 
-    /// How many entries wait for frames.
+    /// How many entries and peeks wait for frames.
     pub(super) fn wanting(&self) -> usize {
-        self.used().filter(|entry| entry.wants_frame).count()
+        self.used().filter(|entry| entry.wants_frame).count() + self.peeks.wanting().count()
     }
 
     /// Whether this page may have the next free frame: no other has waited for longer.

@@ -41,7 +41,7 @@ fn log(rig: &Rig, tracker: Tracker) {
 }
 
 /// What another CPU may do.
-const STEPS: [Step; 21] = [
+const STEPS: [Step; 25] = [
     ("guest reads", |rig| ignore(rig.try_read(PAGE))),
     ("guest writes", |rig| ignore(rig.try_write(PAGE))),
     ("guest executes", |rig| ignore(rig.access(PAGE, AccessKind::Execute))),
@@ -73,6 +73,17 @@ const STEPS: [Step; 21] = [
         rig.finish_all();
         rig.bring(PAGE, 1);
         rig.finish_all();
+    }),
+    ("peek", |rig| rig.peek_now(PAGE, |_| ())),
+    ("peek and complete", |rig| rig.peek_now(PAGE, Rig::finish_all)),
+    ("content comes", |rig| {
+        // Only where there is none.
+        let _ = rig.memory.supply(ipa(PAGE), Some(&rig.bytes(PAGE))).unwrap();
+    }),
+    ("zeroes come", |rig| {
+        if rig.expected(PAGE) == 0 {
+            let _ = rig.memory.supply(ipa(PAGE), None).unwrap();
+        }
     }),
     ("unmap", |rig| rig.memory.unmap(rig.slot, ipa(0)..ipa(3)).unwrap()),
     ("write-protect log starts", |rig| start(rig, Tracker::WriteProtect)),

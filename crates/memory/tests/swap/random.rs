@@ -11,13 +11,16 @@ use std::hash::{BuildHasher, RandomState};
 
 use twofold_memory::Pages;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
-use twofold_memory::swap::{Pinned, PinnedFor};
+use twofold_memory::swap::{Peek, Peeked, Pinned, PinnedFor};
 use twofold_stage2::fault::AccessKind;
 
+use crate::machine::Host;
 use crate::machine::platform::PLAIN;
 use crate::rig::{FEATURES, Plan, Rig, ignore, ipa};
 use crate::store::BROKEN;
 
+/// Peeks at a time.
+const PEEKS: usize = 4;
 const COUNT: u64 = 600;
 const STEPS: u64 = 4000;
 
@@ -31,6 +34,14 @@ impl Random {
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ mixed >> 31) % end
     }
+}
+
+/// A page that is read where it is: what it held before, and the writes until then.
+struct Peeking<'w> {
+    page: u64,
+    peek: Peek<'w, Host>,
+    before: u64,
+    began: u64,
 }
 
 struct World {
@@ -123,6 +134,33 @@ impl World {
         }
     }
 
+    /// Begins to read a page where it is, looks at one, or forgets it.
+    fn peek<'w>(&'w self, peeks: &mut Vec<Peeking<'w>>) {
+        let (rig, number) = (&self.rig, self.below(PEEKS as u64) as usize);
+        match self.below(12) {
+            0 if peeks.len() < PEEKS => {
+                let page = self.page();
+                let (peek, before) = (rig.memory.peek(ipa(page)).unwrap(), rig.expected(page));
+                peeks.push(Peeking { page, peek, before, began: rig.writes() });
+            }
+            1..5 if number < peeks.len() => {
+                let mut bytes = [0; 4096];
+                let Peeking { page, peek, before, began } = &mut peeks[number];
+                if peek.look(&mut bytes) == Peeked::Read {
+                    let value = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+                    let is_later = value > *began && value <= rig.writes();
+                    assert!(value == *before || value == 0 || is_later, "page {page}: {value}, and {before} before");
+                    if rig.expected(*page) <= *began && rig.expected(*page) != 0 {
+                        assert_eq!(value, rig.expected(*page), "page {page}");
+                    }
+                    peeks.swap_remove(number);
+                }
+            }
+            5 if number < peeks.len() => drop(peeks.swap_remove(number)),
+            _ => {}
+        }
+    }
+
     /// Starts, reads and clears, or stops the log.
     fn log(&self) {
         let log = self.rig.memory.dirty_log(self.rig.slot).unwrap();
@@ -171,12 +209,15 @@ fn run(seed: u64) {
         pinned: RefCell::default(),
         excess: Cell::new(0),
     };
+    let mut peeks = Vec::new();
     for step in 0..STEPS {
         world.step();
+        world.peek(&mut peeks);
         if step % 64 == 0 {
             world.rig.check_frames();
         }
     }
+    drop(peeks);
     world.pinned.take().into_iter().for_each(|pinned| world.rig.memory.unpin(pinned));
     world.rig.memory.set_limit(u64::MAX).unwrap();
     world.rig.store.get().capacity = usize::MAX;

@@ -3,11 +3,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::panic::{set_hook, take_hook};
 use std::rc::Rc;
 use std::sync::{Arc, Once};
 
-use twofold_memory::swap::{Located, SwapOptions, Waiter, WriteOutError, WrittenOut};
+use twofold_memory::swap::{Located, Peeked, SwapOptions, Waiter, WriteOutError, WrittenOut};
 use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Features, Geometry, Granule, Ipa, Pa, Vmid};
@@ -168,6 +169,11 @@ impl Rig {
         self.try_read(page).unwrap();
     }
 
+    /// Writes so far.
+    pub fn writes(&self) -> u64 {
+        self.writes.get()
+    }
+
     pub fn expected(&self, page: u64) -> u64 {
         self.contents.borrow().get(&page).copied().unwrap_or(0)
     }
@@ -209,12 +215,43 @@ impl Rig {
         assert!(!has_frame(self.located(page)), "{:?}", self.located(page));
     }
 
+    /// Writes a page out, which may take until the store has it.
+    pub fn leave_later(&self, page: u64) {
+        let _ = self.write_out(page).unwrap();
+        self.finish_all();
+        assert!(!has_frame(self.located(page)), "{:?}", self.located(page));
+    }
+
     pub fn bring(&self, page: u64, number: u64) {
         self.memory.bring(ipa(page), Waiter::Other(number)).unwrap();
     }
 
     pub fn located(&self, page: u64) -> Located {
         self.memory.locate(ipa(page)).unwrap()
+    }
+
+    /// Reads a page where it is, with `between` two looks. What is found was there last.
+    pub fn peek_now(&self, page: u64, between: impl FnOnce(&Self)) {
+        // A panic that shows that it would wait leaves it as it is: dropping it would wait, too.
+        let mut peek = ManuallyDrop::new(self.memory.peek(ipa(page)).unwrap());
+        let before = self.expected(page);
+        let mut bytes = [0; 4096];
+        let mut found = peek.look(&mut bytes);
+        if found != Peeked::Read {
+            between(self);
+            found = peek.look(&mut bytes);
+        }
+        drop(ManuallyDrop::into_inner(peek));
+        let value = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        let known = [before, self.expected(page), 0];
+        assert!(found != Peeked::Read || known.contains(&value), "page {page}: {value} of {known:?}");
+    }
+
+    /// What a page holds.
+    pub fn bytes(&self, page: u64) -> [u8; 4096] {
+        let mut bytes = [0; 4096];
+        bytes[..8].copy_from_slice(&self.expected(page).to_le_bytes());
+        bytes
     }
 
     /// Completes what the store has.

@@ -23,6 +23,8 @@ pub struct Store(Mutex<Inner>);
 pub struct Inner {
     /// Whether requests wait until the test completes them.
     pub waits: bool,
+    /// Whether a place is empty once it was read.
+    pub once: bool,
     /// Requests fail that are completed at once.
     pub fails: bool,
     /// How many places there are.
@@ -166,6 +168,10 @@ impl PageStore for Store {
         assert!(inner.live.remove(&place), "{place:?} is discarded, and is not in use");
         assert!(!inner.reads.iter().any(|request| request.place() == place), "{place:?} is being read");
         inner.contents.remove(&place);
+    }
+
+    fn keeps_what_is_read(&self) -> bool {
+        !self.get().once
     }
 }
 

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The target of a post-copy migration: pages with old content become absent, and content comes unasked.
+
+use twofold_memory::async_fault::Arrival;
+use twofold_memory::dirty::{LogOptions, Tracker};
+use twofold_memory::swap::{Located, PinnedFor, Place, Supplied, Waiter};
+use twofold_memory::{Error, Pages};
+use twofold_stage2::fault::AccessKind;
+
+use crate::machine::PAGE;
+use crate::rig::{Absent, Plan, Rig, ipa};
+
+/// A rig whose store sends each page once, and the place of page 1's content.
+fn target() -> (Rig, Place) {
+    let rig = Rig::new();
+    rig.store.get().once = true;
+    let place = rig.store.hold(Box::new(rig.bytes(1)));
+    (rig, place)
+}
+
+/// The page was sent in a round, and written since: whole huge pages, mapped ones, and single pages.
+#[test]
+fn old_content_goes() {
+    for pages in [Pages::Largest, Pages::Small] {
+        let rig = Rig::with(Plan { pages, ..Plan::default() });
+        rig.store.get().once = true;
+        for is_mapped in [false, true] {
+            for page in [1, 2] {
+                if is_mapped {
+                    rig.write(page);
+                } else {
+                    rig.try_device_write(page).unwrap();
+                }
+                let (used, mut new) = (rig.memory.frame_use(), rig.bytes(page));
+                new[8..16].fill(7);
+                let place = rig.store.hold(Box::new(new));
+                assert_eq!(rig.memory.make_absent(ipa(page), place), Ok(()));
+                assert_eq!(rig.located(page), Located::Absent(place));
+                assert_eq!(rig.memory.frame_use().data, used.data - 1, "its frame is free");
+                rig.check();
+                assert_eq!(rig.access(page, AccessKind::Read), Err(Absent));
+                rig.bring(page, 3);
+                let pa = rig.access(page, AccessKind::Read).unwrap();
+                assert_eq!(rig.machine.bank(pa).word(pa + 8), 0x0707_0707_0707_0707);
+                rig.machine.bank(pa).set_word(pa + 8, 0);
+            }
+        }
+        rig.read(3);
+        rig.end();
+    }
+}
+
+#[test]
+fn a_page_that_is_pinned_or_on_its_way_is_refused() {
+    let rig = Rig::new();
+    rig.write(1);
+    let pinned = rig.memory.pin(ipa(1)..ipa(2), PinnedFor::Reading).unwrap();
+    let place = Place::new(99);
+    assert_eq!(rig.memory.make_absent(ipa(1), place), Err(Error::Busy { ipa: ipa(1) }));
+    rig.memory.unpin(pinned);
+    rig.store.get().waits = true;
+    let _ = rig.write_out(1).unwrap();
+    assert_eq!(rig.memory.make_absent(ipa(1), place), Err(Error::Busy { ipa: ipa(1) }));
+    rig.finish_all();
+    assert_eq!(rig.memory.make_absent(ipa(1), place), Err(Error::Busy { ipa: ipa(1) }));
+    assert_eq!(rig.memory.make_absent(ipa(4000), place), Err(Error::NoRam { ipa: ipa(4000) }));
+    rig.end();
+}
+
+/// A page that was read and has a copy in a store becomes absent elsewhere: that copy's place is not lost.
+#[test]
+fn a_copy_ends_with_the_old_content() {
+    let rig = Rig::new();
+    rig.write(1);
+    rig.leave(1);
+    rig.bring(1, 3);
+    assert_eq!(rig.store.live(), 1);
+    let place = rig.store.hold(Box::new(rig.bytes(1)));
+    assert_eq!(rig.memory.make_absent(ipa(1), place), Ok(()));
+    assert_eq!(rig.store.live(), 1);
+    rig.bring(1, 3);
+    rig.read(1);
+    rig.end();
+}
+
+#[test]
+fn content_that_comes_unasked_is_stored_once() {
+    let (rig, place) = target();
+    rig.memory.make_absent(ipa(1), place).unwrap();
+    assert_eq!(rig.memory.supply(ipa(1), Some(&rig.bytes(1))), Ok(Supplied::Stored));
+    assert_eq!((rig.store.live(), rig.store.reads_so_far()), (0, 0));
+    rig.read(1);
+    rig.write(1);
+    assert_eq!(rig.memory.supply(ipa(1), Some(&[0xee; 4096])), Ok(Supplied::NotAbsent));
+    assert_eq!(rig.memory.supply(ipa(1), None), Ok(Supplied::NotAbsent));
+    rig.read(1);
+    assert_eq!(rig.memory.supply(ipa(700), Some(&[0xee; 4096])), Ok(Supplied::NotAbsent), "never touched: zero");
+    rig.end();
+}
+
+#[test]
+fn zeroes_that_come_take_no_frame() {
+    let (rig, place) = target();
+    rig.memory.make_absent(ipa(1), place).unwrap();
+    let used = rig.memory.frame_use();
+    assert_eq!(rig.memory.supply(ipa(1), None), Ok(Supplied::Stored));
+    assert_eq!((rig.located(1), rig.memory.frame_use().data), (Located::Zero, used.data));
+    rig.read(1);
+    rig.end();
+}
+
+/// The request takes the content, and the waiting vCPU learns of it once.
+#[test]
+fn content_of_a_page_that_was_asked_for_is_the_requests() {
+    let (rig, place) = target();
+    rig.memory.make_absent(ipa(1), place).unwrap();
+    rig.store.get().waits = true;
+    rig.bring(1, 3);
+    assert_eq!(rig.memory.supply(ipa(1), Some(&rig.bytes(1))), Ok(Supplied::Asked));
+    rig.store.finish_read(&*rig.memory, 0, Ok(()));
+    assert_eq!(rig.reports.arrived(), [(Waiter::Other(3), Arrival::Present)]);
+    assert_eq!(rig.store.live(), 0, "its place is not needed any more");
+    rig.end();
+}
+
+/// Without a free frame nothing is stored, and what waits has the next one.
+#[test]
+fn content_waits_for_a_frame_behind_what_waits_already() {
+    let rig = Rig::with(Plan { count: 32, huge_pages: 0, singles: 40, ..Plan::default() });
+    rig.memory.set_limit(16).unwrap();
+    rig.store.get().once = true;
+    for page in [20, 21] {
+        let place = rig.store.hold(Box::new(rig.bytes(page)));
+        rig.memory.make_absent(ipa(page), place).unwrap();
+    }
+    (0..16).for_each(|page| rig.write(page));
+    assert_eq!(rig.memory.supply(ipa(20), Some(&rig.bytes(20))), Ok(Supplied::NoFrame));
+    rig.bring(20, 3);
+    // Zeroes need none, and the entry ends.
+    assert_eq!(rig.memory.supply(ipa(20), None), Ok(Supplied::Stored));
+    assert_eq!(rig.reports.arrived(), [(Waiter::Other(3), Arrival::Present)]);
+    assert_eq!(rig.memory.wants_frames(), 0);
+    rig.write_zero(5);
+    rig.leave(5);
+    assert_eq!(rig.memory.supply(ipa(21), Some(&rig.bytes(21))), Ok(Supplied::Stored));
+    rig.check();
+    rig.end();
+}
+
+/// With a log, as in a target that is the source of the next migration: a page that arrives is not written.
+#[test]
+fn content_that_comes_is_no_write() {
+    let (rig, place) = target();
+    rig.memory.make_absent(ipa(1), place).unwrap();
+    let log = rig.memory.dirty_log(rig.slot).unwrap();
+    log.start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Combined) }).unwrap();
+    assert_eq!(rig.memory.supply(ipa(1) + (PAGE - 1), Some(&rig.bytes(1))), Ok(Supplied::Stored));
+    let mut dirty = twofold_memory::dirty::DirtyPages::new();
+    log.get(&mut dirty).unwrap();
+    assert_eq!(dirty.pages().count(), 0);
+    rig.write(1);
+    log.get(&mut dirty).unwrap();
+    assert!(dirty.pages().eq([1]));
+    log.stop().unwrap();
+    rig.end();
+}
