@@ -20,8 +20,6 @@
 //!
 //! By N1 and N2 a file and its source never both run the guest.
 
-use core::time::Duration;
-
 use embedded_io::Write;
 
 use crate::answers::Answers;
@@ -51,13 +49,20 @@ pub struct Stopped<'a, M> {
     pub owned: Ownership,
 }
 
-/// Saves a stopped guest; returns the number of bytes. The same guest has the same bytes each time.
+/// Saves a stopped guest; returns the number of bytes. A guest without absent pages has the same bytes each time. Absent
+/// pages are read from the guest's store, and stay there. They come in the order in which the store answers, so only what
+/// is restored is the same; `runtime` is the clock by which they are waited for.
 ///
 /// # Errors
 ///
-/// The sink fails; the memory cannot be read; the hello or a section is none. What was written then is no snapshot: a
-/// reader says that it is cut.
-pub fn save<M: SourceRam>(guest: &Stopped<'_, M>, sink: impl Write, compression: Compression) -> Result<u64, Cause> {
+/// The sink fails; the memory cannot be read, or its store is silent; the hello or a section is none. What was written
+/// then is no snapshot: a reader says that it is cut.
+pub fn save<M: SourceRam>(
+    guest: &Stopped<'_, M>,
+    sink: impl Write,
+    compression: Compression,
+    runtime: &impl Runtime,
+) -> Result<u64, Cause> {
     let Stopped { ram, hello, images, state, owned } = guest;
     let (shift, here) = (hello.page_shift, ram.page_shift());
     if shift != here {
@@ -68,19 +73,8 @@ pub fn save<M: SourceRam>(guest: &Stopped<'_, M>, sink: impl Write, compression:
     lane.greet(hello, ram.slots())?;
     lane.sections(images)?;
     let (pages, piece, cancel) = (PageSet::all(ram.slots()), piece(ram.slots(), 1), &Cancel::new());
-    lane.round(&Round { ram: *ram, pages: &pages, stopped: true, cancel, piece, limit: None }, &NoClock)?;
+    lane.round(&Round { ram: *ram, pages: &pages, stopped: true, cancel, piece, limit: None }, runtime)?;
     lane.sections(state)?;
     lane.writer.end(*owned)?;
     Ok(lane.writer.bytes())
-}
-
-/// Nothing is measured and nothing waits.
-struct NoClock;
-
-impl Runtime for NoClock {
-    fn now(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn wait(&self, _: Duration) {}
 }

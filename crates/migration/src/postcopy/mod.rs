@@ -43,6 +43,6 @@ mod source;
 mod target;
 
 pub use incoming::{Came, FetchError, Incoming, resume_target};
-pub use outgoing::{Outgoing, ServeError, resume_source};
+pub use outgoing::{Outgoing, ServeError, Served, resume_source};
 pub use source::{NoSuchPages, Source};
 pub use target::{Need, Target, TargetState};

@@ -3,6 +3,7 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use embedded_io::{Read, Write};
 
@@ -10,13 +11,25 @@ use super::source::Source;
 use crate::answers::{AnswerError, Answers, Asked};
 use crate::commit::Ownership;
 use crate::pages::PageSet;
-use crate::ram::{RamError, SourceRam};
-use crate::stream::{Compression, Hello, WriteError, Writer, is_zero};
+use crate::ram::{Ahead, Away, PageRead, RamError, SourceRam};
+use crate::stream::{Compression, Hello, Slot, WriteError, Writer, is_zero};
 
 /// The stream on which absent pages are sent.
 pub struct Outgoing<W> {
     writer: Writer<W>,
     page: Vec<u8>,
+}
+
+/// What [`Outgoing::send`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Served {
+    /// It sent this page: the memslot's index, and the page.
+    Page(usize, u64),
+    /// The pages to send next are on their way from the source's own store. Call it again soon.
+    Later,
+    /// All pages were sent on this link.
+    All,
 }
 
 /// Why absent pages cannot be sent. The source keeps them.
@@ -47,37 +60,66 @@ impl<W: Write> Outgoing<W> {
         Self { writer, page: vec![0; 1 << page_shift] }
     }
 
-    /// Sends the next page, and returns it; `None` if all were sent. While this writes, requests wait; so an embedder
-    /// with threads holds a lock of `source` only to choose the page: [`Source::next`], and then
-    /// [`send_page`](Self::send_page).
+    /// Sends the next page. A page in the source's own store is asked for, and sent by a later call; `ahead` has those,
+    /// from one call to the next.
+    ///
+    /// While this writes, requests wait; so an embedder with threads holds a lock of `source` only to choose the page:
+    /// [`Source::choose`], and then [`send_page`](Self::send_page).
     ///
     /// # Errors
     ///
-    /// The link is cut, or the page cannot be read. The source keeps it in either case.
-    pub fn send(&mut self, source: &mut Source, ram: &impl SourceRam) -> Result<Option<(usize, u64)>, ServeError> {
-        let Some((slot, page)) = source.next() else { return Ok(None) };
-        self.send_page(source.slots()[slot].number, (slot, page), ram)?;
-        Ok(Some((slot, page)))
+    /// The link is cut, or the page cannot be read. The source keeps it in either case. A page that could not be read
+    /// from the source's own store ([`RamError::Store`]) is asked for again by the next call.
+    pub fn send<M: SourceRam>(
+        &mut self,
+        source: &mut Source,
+        ram: &M,
+        ahead: &mut Ahead<M::Away>,
+    ) -> Result<Served, ServeError> {
+        let chosen = source.choose(ahead);
+        self.send_page(source.slots(), chosen, ram, ahead)
     }
 
-    /// Sends a page of the memslot with this number and index.
+    /// Sends a page that was [chosen](Source::choose), or one that has come from the source's own store.
     ///
     /// # Errors
     ///
     /// As [`send`](Self::send).
-    pub fn send_page(
+    pub fn send_page<M: SourceRam>(
         &mut self,
-        number: u16,
-        (slot, page): (usize, u64),
-        ram: &impl SourceRam,
-    ) -> Result<(), ServeError> {
-        ram.read(slot, page, &mut self.page)?;
+        slots: &[Slot],
+        chosen: Option<(usize, u64)>,
+        ram: &M,
+        ahead: &mut Ahead<M::Away>,
+    ) -> Result<Served, ServeError> {
+        let Some((slot, page)) = chosen else { return self.send_ahead(slots, ahead) };
+        match ram.read(slot, page, &mut self.page)? {
+            PageRead::Done => self.write(slots, (slot, page)),
+            PageRead::Later(away) => {
+                // The embedder decides how long it waits: the guest is elsewhere already.
+                ahead.push((slot, page), away, Duration::ZERO);
+                self.send_ahead(slots, ahead)
+            }
+        }
+    }
+
+    fn send_ahead<A: Away>(&mut self, slots: &[Slot], ahead: &mut Ahead<A>) -> Result<Served, ServeError> {
+        match ahead.take(&mut self.page, Duration::ZERO)? {
+            Some(page) => self.write(slots, page),
+            None if ahead.is_empty() => Ok(Served::All),
+            None => Ok(Served::Later),
+        }
+    }
+
+    fn write(&mut self, slots: &[Slot], (slot, page): (usize, u64)) -> Result<Served, ServeError> {
+        let number = slots.get(slot).map_or(0, |slot| slot.number);
         if is_zero(&self.page) {
             self.writer.zero_pages(number, page, 1)?;
         } else {
             self.writer.page(number, page, &self.page)?;
         }
-        Ok(self.writer.flush()?)
+        self.writer.flush()?;
+        Ok(Served::Page(slot, page))
     }
 }
 

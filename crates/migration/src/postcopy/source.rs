@@ -7,6 +7,8 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::pages::PageSet;
+use crate::precopy::lane::AHEAD;
+use crate::ram::Ahead;
 use crate::stream::Slot;
 
 /// The source's state: the pages that were not sent.
@@ -19,6 +21,8 @@ pub struct Source {
     listed: PageSet,
     /// Where the pages that are not waited for go on.
     next: (usize, u64),
+    /// Links so far.
+    links: u64,
 }
 
 /// A request for pages that the guest does not have.
@@ -37,7 +41,7 @@ impl Source {
     /// A source that has yet to send these pages.
     pub fn new(slots: &[Slot], absent: PageSet) -> Self {
         let (wanted, listed) = (VecDeque::new(), PageSet::none(slots));
-        Self { slots: slots.to_vec(), unsent: absent, wanted, listed, next: (0, 0) }
+        Self { slots: slots.to_vec(), unsent: absent, wanted, listed, next: (0, 0), links: 0 }
     }
 
     /// The memslots.
@@ -73,6 +77,17 @@ impl Source {
         Ok(())
     }
 
+    /// Returns the page to send now, while the pages in `ahead` are on their way from the source's own store; `None` if
+    /// all were sent, or enough are on their way. A page that a vCPU waits for is never held up by others.
+    pub fn choose<A>(&mut self, ahead: &mut Ahead<A>) -> Option<(usize, u64)> {
+        if ahead.link != self.links {
+            // What was asked for on an earlier link is among what the target lacks, or has come.
+            ahead.clear();
+            ahead.link = self.links;
+        }
+        if ahead.len() < AHEAD || !self.wanted.is_empty() { self.next() } else { None }
+    }
+
     /// Returns the page to send now: the memslot's index, and the page. `None` if all were sent.
     #[expect(clippy::should_implement_trait, reason = "requests come between two pages")]
     pub fn next(&mut self) -> Option<(usize, u64)> {
@@ -93,6 +108,7 @@ impl Source {
         self.unsent = lacks;
         self.wanted.clear();
         self.listed.clear();
+        self.links += 1;
     }
 }
 

@@ -10,7 +10,7 @@ use crate::pages::PageSet;
 use crate::stream::Slot;
 
 /// The target's state: the pages that it lacks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Target {
     slots: Vec<Slot>,
     absent: PageSet,

@@ -5,7 +5,11 @@
 //! cleared right before it is read. So a page that the guest writes between the round's begin and that moment is sent
 //! once, and not again in the next round.
 //!
-//! Invariant: a page is read only after its piece was cleared, or while the guest is stopped.
+//! A page in the guest's store is asked for, and sent when it has come; other pages go first meanwhile. The store answers
+//! for [`AHEAD`] pages at a time, so its delay is not the delay of each.
+//!
+//! Invariant: a page is read only after its piece was cleared, or while the guest is stopped. A page in the store is asked
+//! for only then, too, and is sent in the same round.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -15,7 +19,7 @@ use embedded_io::Write;
 
 use super::error::Cause;
 use crate::pages::{PageSet, WORD, bits};
-use crate::ram::SourceRam;
+use crate::ram::{Ahead, PageRead, SourceRam};
 use crate::runtime::{Cancel, Runtime};
 use crate::section::Section;
 use crate::stream::{Hello, Slot, WriteError, Writer, is_zero};
@@ -46,6 +50,12 @@ pub(crate) struct Round<'a, M> {
 /// Words in a piece at most: few enough that a piece is sent soon after it was cleared, and enough that the flush of
 /// a clear is a small part of it.
 const PIECE: usize = 16;
+
+/// Pages that a stream asks the guest's store for at a time. Each takes a frame while the store reads it.
+pub(crate) const AHEAD: usize = 8;
+
+/// The time between two looks at them.
+const LOOK: Duration = Duration::from_micros(50);
 
 impl<W: Write> Lane<W> {
     pub fn new(writer: Writer<W>, (number, lanes): (usize, usize), page_shift: u8) -> Self {
@@ -87,9 +97,10 @@ impl<W: Write> Lane<W> {
     }
 
     /// Sends this stream's part of a round.
-    pub fn round(&mut self, round: &Round<'_, impl SourceRam>, runtime: &impl Runtime) -> Result<(), Cause> {
+    pub fn round<M: SourceRam>(&mut self, round: &Round<'_, M>, runtime: &impl Runtime) -> Result<(), Cause> {
         self.writer.round(round.stopped)?;
         self.content = 0;
+        let mut ahead = Ahead::new();
         let (begin, before, mut number) = (runtime.now(), self.writer.bytes(), 0);
         for (index, slot) in round.ram.slots().iter().enumerate() {
             let mut zeros = Zeros { slot: slot.number, first: 0, count: 0 };
@@ -108,12 +119,16 @@ impl<W: Write> Lane<W> {
                     }
                     for bit in bits(mask) {
                         let page = (first + word) as u64 * WORD + bit;
-                        round.ram.read(index, page, &mut self.page)?;
-                        if is_zero(&self.page) {
-                            zeros.add(page, &mut self.writer)?;
-                        } else {
-                            self.writer.page(slot.number, page, &self.page)?;
-                            self.content += 1;
+                        match round.ram.read(index, page, &mut self.page)? {
+                            PageRead::Done if is_zero(&self.page) => zeros.add(page, &mut self.writer)?,
+                            PageRead::Done => {
+                                self.writer.page(slot.number, page, &self.page)?;
+                                self.content += 1;
+                            }
+                            PageRead::Later(away) => {
+                                ahead.push((index, page), away, runtime.now());
+                                self.receive(&mut ahead, AHEAD - 1, round, runtime)?;
+                            }
                         }
                     }
                     pace(round.limit, self.writer.bytes() - before, begin, runtime);
@@ -121,8 +136,41 @@ impl<W: Write> Lane<W> {
             }
             zeros.send(&mut self.writer)?;
         }
+        self.receive(&mut ahead, 0, round, runtime)?;
         self.writer.end_round()?;
         Ok(self.writer.flush()?)
+    }
+
+    /// Sends pages that come from the guest's store, until at most `left` of them are on their way.
+    fn receive<M: SourceRam>(
+        &mut self,
+        ahead: &mut Ahead<M::Away>,
+        left: usize,
+        round: &Round<'_, M>,
+        runtime: &impl Runtime,
+    ) -> Result<(), Cause> {
+        while ahead.len() > left {
+            if round.cancel.is_cancelled() {
+                return Err(Cause::Cancelled);
+            }
+            // One read in a thousand may fail, and is repeated. If none succeeds, that is the reason.
+            if let Ok(Some((slot, page))) = ahead.take(&mut self.page, runtime.now()) {
+                let number = round.ram.slots()[slot].number;
+                if is_zero(&self.page) {
+                    self.writer.zero_pages(number, page, 1)?;
+                } else {
+                    self.writer.page(number, page, &self.page)?;
+                    self.content += 1;
+                }
+                continue;
+            }
+            let silent = ahead.silent(runtime.now());
+            if let Some((_, why)) = silent.filter(|(waited, _)| *waited >= round.ram.patience()) {
+                return Err(why.into());
+            }
+            runtime.wait(LOOK);
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a migration asks of a guest's memory.
 
+use core::time::Duration;
+
 use twofold_memory::dirty::LogError;
+use twofold_memory::swap::{PeekError, Peeked, StoreError};
 
 use crate::stream::Slot;
 
@@ -10,6 +13,9 @@ use crate::stream::Slot;
 /// The order of a round is [`get`](Self::get), [`clear`](Self::clear), [`read`](Self::read): a page that was written
 /// after its `clear` is in a later `get`.
 pub trait SourceRam: Sync {
+    /// A page that is on its way from the guest's store.
+    type Away: Away;
+
     /// The memslots, in ascending order of addresses.
     fn slots(&self) -> &[Slot];
 
@@ -42,12 +48,33 @@ pub trait SourceRam: Sync {
     /// Stops the dirty logs.
     fn stop(&self);
 
-    /// Reads a page.
+    /// Reads a page, or begins to: a page in the guest's store is read there, and need not become resident.
     ///
     /// # Errors
     ///
-    /// There is no such page.
-    fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<(), RamError>;
+    /// There is no such page, or no memory for it.
+    fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<PageRead<Self::Away>, RamError>;
+
+    /// How long a migration waits for the store, while not one of the pages that it has asked for comes.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(10)
+    }
+}
+
+/// What [`SourceRam::read`] did.
+#[derive(Debug)]
+#[must_use]
+pub enum PageRead<A> {
+    /// The page was read.
+    Done,
+    /// The page is in a store, or on its way to or from one: look at it later.
+    Later(A),
+}
+
+/// A page that is on its way. Dropped, it is forgotten.
+pub trait Away {
+    /// Looks at the page, and reads it if it has come. What is read was there after [`SourceRam::read`] was called.
+    fn look(&mut self, bytes: &mut [u8]) -> Peeked;
 }
 
 /// The memory into which a guest is received.
@@ -81,6 +108,41 @@ pub enum RamError {
     /// The memory failed.
     #[error(transparent)]
     Memory(#[from] twofold_memory::Error),
+    /// A page in the guest's store cannot be asked for.
+    #[error(transparent)]
+    Peek(#[from] PeekError),
+    /// The guest's store could not read a page. It is asked again.
+    #[error("page {page:#x} of the memslot at index {slot} cannot be read from its store: {error}")]
+    Store {
+        /// The memslot's index.
+        slot: usize,
+        /// The page.
+        page: u64,
+        /// Why.
+        error: StoreError,
+    },
+    /// Nothing has come from the guest's store for too long.
+    #[error(
+        "page {page:#x} of the memslot at index {slot}, and {others} others, have not come from their store in {waited:?}"
+    )]
+    Silent {
+        /// The memslot's index.
+        slot: usize,
+        /// The page that was asked for first.
+        page: u64,
+        /// How many others were asked for.
+        others: usize,
+        /// How long nothing has come.
+        waited: Duration,
+    },
+    /// No frame is free for a page that came.
+    #[error("no frame is free for page {page:#x} of the memslot at index {slot}")]
+    NoFrame {
+        /// The memslot's index.
+        slot: usize,
+        /// The page.
+        page: u64,
+    },
     /// The memslot in the stream is not the guest's.
     #[error("memslot {slot} has {wanted} pages in the stream, and {here} here")]
     Pages {

@@ -6,12 +6,14 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
-use twofold_memory::{GuestMemory, SlotId};
+use twofold_memory::swap::{Peek, Peeked};
+use twofold_memory::{Error, GuestMemory, SlotId};
 use twofold_stage2::{Ipa, Platform};
 
-use super::access::{RamError, SourceRam, TargetRam};
+use super::access::{Away, PageRead, RamError, SourceRam, TargetRam};
 use crate::stream::Slot;
 
 /// A guest's memory, with its memslots and a tracker.
@@ -20,6 +22,7 @@ pub struct GuestRam<'a, P: Platform> {
     ids: Vec<SlotId>,
     slots: Vec<Slot>,
     options: LogOptions,
+    patience: Duration,
 }
 
 impl<'a, P: Platform> GuestRam<'a, P> {
@@ -37,7 +40,14 @@ impl<'a, P: Platform> GuestRam<'a, P> {
             }
         }
         let (ids, slots) = slots.iter().copied().unzip();
-        Ok(Self { memory, ids, slots, options })
+        Ok(Self { memory, ids, slots, options, patience: PATIENCE })
+    }
+
+    /// Waits no longer than this for the guest's store, while not one page comes. While the guest is stopped, it stands
+    /// still for so long at most because of its store. Unless this is called, 10 seconds.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// The address of a page, if the memslot has it.
@@ -62,10 +72,12 @@ impl<'a, P: Platform> GuestRam<'a, P> {
     }
 }
 
-impl<P: Platform> SourceRam for GuestRam<'_, P>
+impl<'a, P: Platform> SourceRam for GuestRam<'a, P>
 where
     GuestMemory<P>: Sync,
 {
+    type Away = Peek<'a, P>;
+
     fn slots(&self) -> &[Slot] {
         &self.slots
     }
@@ -118,8 +130,29 @@ where
         }
     }
 
-    fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<(), RamError> {
-        Ok(self.memory.read(self.page(slot, page)?, bytes)?)
+    fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<PageRead<Peek<'a, P>>, RamError> {
+        let ipa = self.page(slot, page)?;
+        match self.memory.read(ipa, bytes) {
+            Ok(()) => Ok(PageRead::Done),
+            Err(Error::Absent { .. }) => {
+                let mut peek = self.memory.peek(ipa)?;
+                Ok(if Away::look(&mut peek, bytes) == Peeked::Read { PageRead::Done } else { PageRead::Later(peek) })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+}
+
+impl<P: Platform> Away for Peek<'_, P> {
+    fn look(&mut self, bytes: &mut [u8]) -> Peeked {
+        match bytes.first_chunk_mut() {
+            Some(bytes) => self.look(bytes),
+            None => Peeked::Later,
+        }
     }
 }
 
@@ -148,3 +181,6 @@ where
 
 /// The pages of a dirty log have 4 KiB.
 const SHIFT: u32 = 12;
+
+/// How long nothing may come from a store, unless the embedder says so.
+const PATIENCE: Duration = Duration::from_secs(10);

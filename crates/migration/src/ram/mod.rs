@@ -5,7 +5,9 @@
 //! break one of their promises, and see that the migration is found wrong.
 
 mod access;
+mod ahead;
 mod guest;
 
-pub use access::{RamError, SourceRam, TargetRam};
+pub use access::{Away, PageRead, RamError, SourceRam, TargetRam};
+pub use ahead::Ahead;
 pub use guest::GuestRam;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_memory::dirty::Tracker;
 use twofold_migration::Cancel;
-use twofold_migration::ram::{RamError, SourceRam};
+use twofold_migration::ram::{PageRead, RamError, SourceRam};
 use twofold_migration::stream::Slot;
 use twofold_stage2::Ipa;
 
@@ -37,6 +37,8 @@ enum How {
 }
 
 impl<M: SourceRam> SourceRam for Broken<'_, M> {
+    type Away = M::Away;
+
     fn slots(&self) -> &[Slot] {
         self.ram.slots()
     }
@@ -75,11 +77,11 @@ impl<M: SourceRam> SourceRam for Broken<'_, M> {
         self.ram.stop();
     }
 
-    fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<(), RamError> {
+    fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<PageRead<M::Away>, RamError> {
         if self.how == How::OtherPage && slot == 1 && page == 17 {
             return self.ram.read(slot, page + 1, bytes);
         }
-        self.ram.read(slot, page, bytes)?;
+        let read = self.ram.read(slot, page, bytes)?;
         if self.how == How::ClearLast && slot == 1 && page % 10 == 7 && self.guest.running.load(Ordering::Relaxed) {
             // A device writes where the guest does not.
             let at = Ipa::new((self.slots()[slot].first + page) * PAGE + (page * 72 + 2048) % PAGE);
@@ -88,7 +90,7 @@ impl<M: SourceRam> SourceRam for Broken<'_, M> {
             let word = page as usize / 64;
             self.ram.clear(slot, word, &[1 << (page % 64)])?;
         }
-        Ok(())
+        Ok(read)
     }
 }
 

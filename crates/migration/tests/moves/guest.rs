@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use twofold_machine::arena::{Arena, ArenaOptions, Backing as Kind};
 use twofold_machine::fast::{FastMachine, FastPlatform};
 use twofold_machine::interrupts::Interrupts;
-use twofold_machine::vm::{FastCpu, Left, Vcpu, Vm};
+use twofold_machine::vm::{FastCpu, Left, RunError, Vcpu, Vm};
 use twofold_memory::dirty::{LogOptions, Tracker};
-use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
+use twofold_memory::swap::{Clock, Located, PageStore, Peeked, SwapOptions, Waiter};
+use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot, SlotId};
 use twofold_migration::ram::GuestRam;
 use twofold_migration::stream::{self, Capabilities, Feature, Hello, Name};
 use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
@@ -17,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::Random;
 use crate::program::Work;
+use crate::store::{Mood, Reports, Store};
 
 pub const PAGE: u64 = 4096;
 const MIB_2: u64 = 2 << 20;
@@ -86,6 +88,25 @@ pub struct Place {
     pub frames: Option<Frames>,
     pub vmid: u16,
     pub pages: Pages,
+    /// What guests made here have beside their memory.
+    pub swap: Option<Swap>,
+}
+
+/// A store, and its reports.
+pub struct Swap {
+    pub store: Box<dyn Fn() -> Box<dyn PageStore> + Send>,
+    pub reports: Arc<Reports>,
+    /// The test's own store, if it is that.
+    pub own: Option<Arc<Store>>,
+    pub limit: Option<u64>,
+}
+
+impl Swap {
+    /// The test's own store.
+    pub fn with(store: &Arc<Store>, limit: Option<u64>) -> Self {
+        let (attached, own) = (Arc::clone(store), Some(Arc::clone(store)));
+        Self { store: Box::new(move || Box::new(Arc::clone(&attached))), reports: Arc::default(), own, limit }
+    }
 }
 
 /// Two places on one machine.
@@ -95,7 +116,7 @@ pub fn places() -> [Place; 2] {
     [(0, Pages::Largest), (1, Pages::Small)].map(|(number, pages)| {
         let mut frames = Frames::new(FEATURES);
         frames.add(machine.arena().donate_part(number * PART, PART).unwrap());
-        Place { machine: Arc::clone(&machine), frames: Some(frames), vmid: number as u16 + 1, pages }
+        Place { machine: Arc::clone(&machine), frames: Some(frames), vmid: number as u16 + 1, pages, swap: None }
     })
 }
 
@@ -107,6 +128,13 @@ pub struct Guest {
     pub vcpus: Mutex<Vec<Vcpu<Work>>>,
     /// Whether its vCPUs may run.
     pub running: AtomicBool,
+    /// Its own store, and what leaves next.
+    pub store: Option<Arc<Store>>,
+    pub reports: Arc<Reports>,
+    /// Whether pages leave as time passes.
+    pub leaves: AtomicBool,
+    leaving: Mutex<Random>,
+    clock: Mutex<Clock>,
 }
 
 impl Place {
@@ -129,8 +157,17 @@ impl Place {
                 }
             }
         }
+        let (mut store, mut reports) = (None, Arc::default());
+        if let Some(swap) = &self.swap {
+            (store, reports) = (swap.own.clone(), Arc::clone(&swap.reports));
+            let options = SwapOptions { vcpus: 2, others: 8, headroom: 2 };
+            memory.attach_store((swap.store)(), Box::new(Arc::clone(&reports)), &options).unwrap();
+            assert_eq!(memory.set_limit(swap.limit.unwrap_or(u64::MAX)), Ok(0));
+        }
         let (vm, machine) = (Vm::new(memory), Arc::clone(&self.machine));
-        Ok(Guest { machine, vm, ids, vcpus: Mutex::default(), running: AtomicBool::new(false) })
+        let (vcpus, running) = (Mutex::default(), AtomicBool::new(false));
+        let (leaves, leaving, clock) = (AtomicBool::new(true), Mutex::new(Random(11)), Mutex::new(Clock::new()));
+        Ok(Guest { machine, vm, ids, vcpus, running, store, reports, leaves, leaving, clock })
     }
 
     /// Ends a guest.
@@ -152,7 +189,7 @@ impl Place {
                     1 if slot.read_only => (0..PAGE).map(|_| random.below(256) as u8).collect(),
                     _ => continue,
                 };
-                guest.vm.memory().write(at, &bytes).unwrap();
+                guest.load(at, &bytes);
             }
         }
         let vcpu = |number| {
@@ -160,7 +197,10 @@ impl Place {
             for page in 0..word_pages() {
                 let mut word = [0; 8];
                 let at = Ipa::new(address_of(page) + (page * 72 + 8 * number) % PAGE);
-                guest.vm.memory().read(at, &mut word).unwrap();
+                while guest.vm.memory().read(at, &mut word).is_err() {
+                    guest.vm.memory().bring(at, Waiter::Other(0)).unwrap();
+                    guest.finish();
+                }
                 work.wrote[page as usize] = u64::from_le_bytes(word);
             }
             Vcpu::new(work, Arc::new(Interrupts::new()))
@@ -183,8 +223,87 @@ impl Guest {
             let vcpus = &mut self.vcpus.lock().unwrap();
             let vcpu = &mut vcpus[vcpu];
             vcpu.program_mut().budget = writes;
-            assert_eq!(self.vm.run(&cpu, vcpu, |_| 0), Ok(Left::Ended));
+            while let Some(page) = self.run(&cpu, vcpu) {
+                self.vm.memory().bring(page, Waiter::Other(0)).unwrap();
+                self.finish();
+            }
         }
+    }
+
+    /// The same, until the vCPU needs a page that is absent: that is asked for.
+    pub fn work_while_pages_are_here(&self, vcpu: usize, writes: u64) {
+        if self.running.load(Ordering::Relaxed) {
+            let (number, cpu) = (vcpu, FastCpu { machine: Arc::clone(&self.machine), number: vcpu });
+            let vcpus = &mut self.vcpus.lock().unwrap();
+            let vcpu = &mut vcpus[vcpu];
+            vcpu.program_mut().budget = writes;
+            if let Some(page) = self.run(&cpu, vcpu) {
+                self.vm.memory().bring(page, Waiter::Other(number as u64)).unwrap();
+                vcpu.program_mut().budget = 0;
+            }
+        }
+    }
+
+    /// Runs a vCPU. Returns the absent page that it needs, if it came to one.
+    fn run(&self, cpu: &FastCpu, vcpu: &mut Vcpu<Work>) -> Option<Ipa> {
+        match self.vm.run(cpu, vcpu, |_| 0) {
+            Ok(Left::Ended) => None,
+            Err(RunError::Memory { error: Error::Absent { page, .. }, .. }) => Some(page),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Time passes for the store, and for the task that writes pages out.
+    pub fn tick(&self, now: u64) {
+        let (Some(store), memory) = (&self.store, self.vm.memory()) else { return };
+        store.tick(memory, now);
+        let page = {
+            let mut leaving = self.leaving.lock().unwrap();
+            (leaving.below(3) == 0 && self.leaves.load(Ordering::Relaxed)).then(|| leaving.below(word_pages()))
+        };
+        if let Some(page) = page {
+            let _ = memory.write_out(Ipa::new(address_of(page))).unwrap();
+        }
+        self.make_room();
+    }
+
+    /// Writes where the guest's frames may be limited.
+    fn load(&self, at: Ipa, bytes: &[u8]) {
+        while self.vm.memory().write(at, bytes).is_err() {
+            let _ = self.clock.lock().unwrap().make_room(self.vm.memory(), 1).unwrap();
+            self.finish();
+        }
+    }
+
+    fn make_room(&self) {
+        let memory = self.vm.memory();
+        let wanted = memory.wants_frames();
+        if wanted > 0 {
+            let _ = self.clock.lock().unwrap().make_room(memory, wanted);
+        }
+        let used = memory.frame_use();
+        assert!(used.data <= used.limit, "{used:?}");
+    }
+
+    /// The store answers everything, and pages that wait for frames get them.
+    pub fn finish(&self) {
+        let Some(store) = &self.store else { panic!("a page is absent, and there is no store") };
+        self.make_room();
+        store.finish(self.vm.memory());
+    }
+
+    /// Writes all of the guest's pages out but each third.
+    pub fn leave(&self) {
+        for page in (0..word_pages()).filter(|page| page % 3 > 0) {
+            let _ = self.vm.memory().write_out(Ipa::new(address_of(page))).unwrap();
+            self.finish();
+        }
+    }
+
+    /// Pages that are in the store alone.
+    pub fn absent(&self) -> u64 {
+        let located = |page| self.vm.memory().locate(Ipa::new(address_of(page))).unwrap();
+        (0..word_pages()).filter(|&page| matches!(located(page), Located::Absent(_))).count() as u64
     }
 
     /// A digest of each page.
@@ -196,7 +315,17 @@ impl Guest {
     /// A digest of a page.
     pub fn digest(&self, slot: usize, page: u64) -> u64 {
         let mut bytes = vec![0; PAGE as usize];
-        self.vm.memory().read(Ipa::new((self.ids[slot].1.first + page) * PAGE), &mut bytes).unwrap();
+        let ipa = Ipa::new((self.ids[slot].1.first + page) * PAGE);
+        if self.vm.memory().read(ipa, &mut bytes).is_err() {
+            // A digest brings no page. A store that is silent answers this one.
+            let mut peek = self.vm.memory().peek(ipa).unwrap();
+            let store = self.store.as_ref().expect("it is in a store");
+            while peek.look(bytes.first_chunk_mut().unwrap()) != Peeked::Read {
+                let mood = std::mem::replace(&mut store.get().mood, Mood::Answers);
+                self.finish();
+                store.get().mood = mood;
+            }
+        }
         xxh3_64(&bytes)
     }
 

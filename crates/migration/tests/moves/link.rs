@@ -136,7 +136,8 @@ impl<'g> Virtual<'g> {
 
     /// Lets time pass.
     pub fn pass(&self, nanoseconds: u64) {
-        self.now.fetch_add(nanoseconds, Ordering::Relaxed);
+        let now = self.now.fetch_add(nanoseconds, Ordering::Relaxed) + nanoseconds;
+        self.guest.tick(now);
         let slowed = self.slowed.lock().unwrap().clone();
         for (vcpu, rate) in self.rates.iter().enumerate() {
             // One number for all, or one for each.
@@ -146,7 +147,7 @@ impl<'g> Virtual<'g> {
             let writes = owed / 1_000_000;
             self.owed[vcpu].fetch_sub(writes * 1_000_000, Ordering::Relaxed);
             if writes > 0 {
-                self.guest.work(vcpu, writes);
+                self.guest.work_while_pages_are_here(vcpu, writes);
             }
         }
     }

@@ -19,7 +19,9 @@ mod program;
 mod refused;
 mod sides;
 mod snapshots;
+mod store;
 mod streams;
+mod swapped;
 mod threads;
 
 /// A generator of random numbers (Steele and others' SplitMix64, 2014).

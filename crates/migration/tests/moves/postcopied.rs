@@ -13,11 +13,11 @@ use twofold_memory::dirty::Tracker;
 use twofold_migration::commit::{Event, Owner, Side, State};
 use twofold_migration::plan::Wanted;
 use twofold_migration::postcopy::{
-    FetchError, Incoming, Need, Outgoing, ServeError, Source as Sends, Target as Fetches, TargetState, resume_source,
-    resume_target,
+    FetchError, Incoming, Need, Outgoing, ServeError, Served, Source as Sends, Target as Fetches, TargetState,
+    resume_source, resume_target,
 };
 use twofold_migration::precopy::{Postcopy, Precopy, Sent};
-use twofold_migration::ram::TargetRam;
+use twofold_migration::ram::{Ahead, PageRead, TargetRam};
 use twofold_migration::receive::{Receive, ReceiveError};
 use twofold_migration::stream::{Compression, Message, Writer};
 use twofold_migration::{AnswerError, Answers, Asked, Cancel};
@@ -154,8 +154,8 @@ impl<'g, 'v> Switched<'g, 'v> {
     /// The source sends a page, and the target stores it.
     fn page(&mut self, from: &Guest) -> Result<(), Cut> {
         let ram = from.ram(Tracker::Manual);
-        let sent = self.link.outgoing.send(&mut self.sends, &ram).map_err(Cut::Source)?;
-        let Some((slot, page)) = sent else { return Ok(()) };
+        let sent = self.link.outgoing.send(&mut self.sends, &ram, &mut Ahead::new()).map_err(Cut::Source)?;
+        let Served::Page(slot, page) = sent else { return Ok(()) };
         let there = self.guest.ram(Tracker::Manual);
         let came = self.link.incoming.store(&mut self.fetches, &there).map_err(Cut::Target)?;
         assert_eq!((came.0, came.1), (slot, page));
@@ -345,7 +345,8 @@ fn a_page_that_comes_again_does_not_replace_what_the_guest_wrote() {
     }
     switched.sends.resume(lacks);
     let (ram, before) = (from.ram(Tracker::Manual), switched.guest.digests());
-    while let Some((slot, page)) = switched.link.outgoing.send(&mut switched.sends, &ram).unwrap() {
+    let mut ahead = Ahead::new();
+    while let Served::Page(slot, page) = switched.link.outgoing.send(&mut switched.sends, &ram, &mut ahead).unwrap() {
         let there = switched.guest.ram(Tracker::Manual);
         assert_eq!(switched.link.incoming.store(&mut switched.fetches, &there).unwrap(), (slot, page, false));
     }
@@ -354,7 +355,8 @@ fn a_page_that_comes_again_does_not_replace_what_the_guest_wrote() {
     // The control: a target that stores each page that comes.
     let mut bytes = [0; 4096];
     for (place, (slot, page)) in places_of().enumerate().filter(|(_, (slot, _))| *slot > 0) {
-        twofold_migration::ram::SourceRam::read(&ram, slot, page, &mut bytes).unwrap();
+        let read = twofold_migration::ram::SourceRam::read(&ram, slot, page, &mut bytes).unwrap();
+        assert!(matches!(read, PageRead::Done));
         switched.guest.ram(Tracker::Manual).write(slot, page, &bytes).unwrap();
         assert_eq!(switched.guest.digest(slot, page), switched.stopped[place]);
     }
@@ -434,7 +436,7 @@ fn a_source_whose_link_is_cut_keeps_its_pages() {
     let mut switched = switch(&all, Postcopy::AtOnce, &clock, &mut there, 1).unwrap().unwrap();
     drop(switched.link.incoming);
     let ram = from.ram(Tracker::Manual);
-    let error = switched.link.outgoing.send(&mut switched.sends, &ram).unwrap_err();
+    let error = switched.link.outgoing.send(&mut switched.sends, &ram, &mut Ahead::new()).unwrap_err();
     assert!(error.to_string().contains(&format!("{:?}", ErrorKind::ConnectionReset)), "{error}");
     assert_eq!(switched.fetches.absent().count(), 395);
 }

@@ -53,7 +53,7 @@ fn saved(guest: &Guest, owned: Ownership, compression: Compression) -> Vec<u8> {
     let ram = guest.ram(Tracker::Manual);
     let stopped = Stopped { ram: &ram, hello: hello(1), images: &images, state: &state(guest), owned };
     let mut bytes = Vec::new();
-    let written = save(&stopped, &mut bytes, compression).unwrap();
+    let written = save(&stopped, &mut bytes, compression, &Still).unwrap();
     assert_eq!(written, bytes.len() as u64);
     bytes
 }
@@ -183,5 +183,5 @@ fn a_file_that_is_cut_is_no_guest() {
         state: &state(&guest),
         owned: first(),
     };
-    assert!(save(&stopped, full, Compression::Off).is_err(), "a disk that is full");
+    assert!(save(&stopped, full, Compression::Off, &Still).is_err(), "a disk that is full");
 }
