@@ -2,8 +2,9 @@
 //! Post-copy: the guest runs at the target before all of its pages are there. The others are *absent*, and come when
 //! they are wanted, and meanwhile one after another.
 //!
-//! This is the protocol, and the state of both sides. Where absent pages are kept from the guest is the embedder's
-//! concern: an absent page is one whose store is the peer, at the place that has the page's number.
+//! This is the protocol, and the state of both sides. At the target, the peer is a page store: an absent page of the guest
+//! is one of `memory`'s, at the place that has the page's number in it, so each of its modes of asynchronous faults works
+//! here, too ([`Peer`]). An embedder with another memory uses [`Target`] alone.
 //!
 //! # The protocol
 //!
@@ -39,10 +40,12 @@
 
 mod incoming;
 mod outgoing;
+mod peer;
 mod source;
 mod target;
 
 pub use incoming::{Came, FetchError, Incoming, resume_target};
 pub use outgoing::{Outgoing, ServeError, Served, resume_source};
+pub use peer::{Peer, place_of};
 pub use source::{NoSuchPages, Source};
 pub use target::{Need, Target, TargetState};

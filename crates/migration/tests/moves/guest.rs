@@ -11,6 +11,7 @@ use twofold_machine::vm::{FastCpu, Left, RunError, Vcpu, Vm};
 use twofold_memory::dirty::{LogOptions, Tracker};
 use twofold_memory::swap::{Clock, Located, PageStore, Peeked, SwapOptions, Waiter};
 use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot, SlotId};
+use twofold_migration::postcopy::Peer;
 use twofold_migration::ram::GuestRam;
 use twofold_migration::stream::{self, Capabilities, Feature, Hello, Name};
 use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
@@ -90,6 +91,8 @@ pub struct Place {
     pub pages: Pages,
     /// What guests made here have beside their memory.
     pub swap: Option<Swap>,
+    /// The source of the guest that comes here, as its memory's store.
+    pub peer: Option<Arc<Peer<FastPlatform>>>,
 }
 
 /// A store, and its reports.
@@ -116,7 +119,14 @@ pub fn places() -> [Place; 2] {
     [(0, Pages::Largest), (1, Pages::Small)].map(|(number, pages)| {
         let mut frames = Frames::new(FEATURES);
         frames.add(machine.arena().donate_part(number * PART, PART).unwrap());
-        Place { machine: Arc::clone(&machine), frames: Some(frames), vmid: number as u16 + 1, pages, swap: None }
+        Place {
+            machine: Arc::clone(&machine),
+            frames: Some(frames),
+            vmid: number as u16 + 1,
+            pages,
+            swap: None,
+            peer: None,
+        }
     })
 }
 
@@ -158,6 +168,10 @@ impl Place {
             }
         }
         let (mut store, mut reports) = (None, Arc::default());
+        if let Some(peer) = &self.peer {
+            let options = SwapOptions { vcpus: 2, others: 0, headroom: 0 };
+            memory.attach_store(Box::new(Arc::clone(peer)), Box::new(Arc::clone(&reports)), &options).unwrap();
+        }
         if let Some(swap) = &self.swap {
             (store, reports) = (swap.own.clone(), Arc::clone(&swap.reports));
             let options = SwapOptions { vcpus: 2, others: 8, headroom: 2 };
@@ -245,7 +259,7 @@ impl Guest {
     }
 
     /// Runs a vCPU. Returns the absent page that it needs, if it came to one.
-    fn run(&self, cpu: &FastCpu, vcpu: &mut Vcpu<Work>) -> Option<Ipa> {
+    pub fn run(&self, cpu: &FastCpu, vcpu: &mut Vcpu<Work>) -> Option<Ipa> {
         match self.vm.run(cpu, vcpu, |_| 0) {
             Ok(Left::Ended) => None,
             Err(RunError::Memory { error: Error::Absent { page, .. }, .. }) => Some(page),
@@ -304,6 +318,18 @@ impl Guest {
     pub fn absent(&self) -> u64 {
         let located = |page| self.vm.memory().locate(Ipa::new(address_of(page))).unwrap();
         (0..word_pages()).filter(|&page| matches!(located(page), Located::Absent(_))).count() as u64
+    }
+
+    /// A digest of each page that is here.
+    pub fn digests_here(&self) -> Vec<u64> {
+        let located = |ipa| self.vm.memory().locate(ipa).unwrap();
+        let is_here = |ipa: Ipa| !matches!(located(ipa), Located::Absent(_) | Located::Arriving(_));
+        let pages = |slot: usize| (0..self.ids[slot].1.pages).map(move |page| (slot, page));
+        let digest = |(slot, page): (usize, u64)| {
+            let ipa = Ipa::new((self.ids[slot].1.first + page) * PAGE);
+            if is_here(ipa) { self.digest(slot, page) } else { 0 }
+        };
+        (0..self.ids.len()).flat_map(pages).map(digest).collect()
     }
 
     /// A digest of each page.

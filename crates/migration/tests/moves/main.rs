@@ -13,6 +13,7 @@ mod cut;
 mod guest;
 mod link;
 mod moved;
+mod peer;
 mod planned;
 mod postcopied;
 mod program;

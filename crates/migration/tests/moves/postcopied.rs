@@ -29,25 +29,25 @@ use crate::sides::{Source, Target};
 use crate::{Random, setting};
 
 /// A link in both directions.
-struct Link<'g, 'v> {
-    outgoing: Outgoing<Sink<'g, 'v>>,
-    asked: Answers<Receiver>,
-    incoming: Incoming<Receiver>,
-    answers: Writer<Sender>,
+pub struct Link<'g, 'v> {
+    pub outgoing: Outgoing<Sink<'g, 'v>>,
+    pub asked: Answers<Receiver>,
+    pub incoming: Incoming<Receiver>,
+    pub answers: Writer<Sender>,
 }
 
 /// A guest that has changed hands, and both sides' states.
-struct Switched<'g, 'v> {
-    link: Link<'g, 'v>,
-    sends: Sends,
+pub struct Switched<'g, 'v> {
+    pub link: Link<'g, 'v>,
+    pub sends: Sends,
     fetches: Fetches,
-    guest: Guest,
-    stopped: Vec<u64>,
+    pub guest: Guest,
+    pub stopped: Vec<u64>,
     sent: Sent,
 }
 
 /// Moves a guest, with pages left to come; `None` if none is left.
-fn switch<'g, 'v>(
+pub fn switch<'g, 'v>(
     all: &Move,
     postcopy: Postcopy,
     clock: &'v Virtual<'g>,
@@ -108,7 +108,7 @@ fn switch<'g, 'v>(
 }
 
 /// All pages, in the order of the digests.
-fn places_of() -> impl Iterator<Item = (usize, u64)> {
+pub fn places_of() -> impl Iterator<Item = (usize, u64)> {
     crate::guest::slots()
         .into_iter()
         .enumerate()
@@ -122,7 +122,7 @@ fn place_of(page: u64) -> (usize, u64) {
 
 /// How a link ended.
 #[derive(Debug)]
-enum Cut {
+pub enum Cut {
     Source(ServeError),
     Asked(AnswerError),
     Target(FetchError),

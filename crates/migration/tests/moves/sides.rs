@@ -173,7 +173,7 @@ impl Embedder for Target<'_> {
 
     fn run(&mut self) {
         // Before the first entry.
-        self.digests = Some(self.guest().digests());
+        self.digests = Some(self.guest().digests_here());
         assert!(!self.guest().running.swap(true, Ordering::Relaxed));
     }
 
@@ -225,6 +225,9 @@ impl receive::Host for Target<'_> {
     fn absent(&mut self, absent: &PageSet) -> Result<(), String> {
         if !self.takes_absent {
             return Err(format!("{} pages are absent, and this target needs all", absent.count()));
+        }
+        if let Some(peer) = &self.place.peer {
+            return peer.absent(self.guest().vm.memory(), absent).map_err(|error| error.to_string());
         }
         // Whatever the guest finds there before the page comes, it is wrong.
         let (ram, mut at) = (self.ram().unwrap(), (0, 0));

@@ -185,6 +185,12 @@ pub struct Reports {
     pub failed: AtomicU64,
 }
 
+impl Reports {
+    pub fn take(&self) -> Vec<(Waiter, Arrival)> {
+        std::mem::take(&mut self.arrived.lock().unwrap())
+    }
+}
+
 impl Notify for Reports {
     fn arrived(&self, waiter: Waiter, arrival: Arrival) {
         self.arrived.lock().unwrap().push((waiter, arrival));

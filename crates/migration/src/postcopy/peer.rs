@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The source, as the page store of the target's memory.
+//!
+//! A fault on an absent page is `memory`'s: it asks its store, which is this. The question goes to the source, and the
+//! answer completes the request. Pages that come unasked are stored at once.
+//!
+//! Invariants:
+//!
+//! * R1: a request of `memory` is here until its page comes, or until the link is cut. It is completed once.
+//! * R2: the state says that a page is absent until its place is discarded, which `memory` does when the page is there.
+//! * R3: nothing of `memory` is called with the lock.
+//!
+//! # The protocol
+//!
+//! A page that `memory` asks for:
+//!
+//! * A1: `memory` makes the page *arriving*, and calls [`PageStore::read`].
+//! * A2: with the lock: if the page's content is here (D4), take it. If the link is cut, fail. Otherwise keep the request,
+//!   and if the source was not asked, queue the question.
+//! * A3: without the lock: complete, fail, or have the question sent.
+//!
+//! A page that comes:
+//!
+//! * D1: with the lock: if the target has the page, drop it. If there is a request, take it.
+//! * D2: without the lock: complete the request. That is all.
+//! * D3: without a request: [`supply`](GuestMemory::supply) it. If the page was absent, that is all.
+//! * D4: if `memory` has made it *arriving* meanwhile (A1): with the lock, take the request and go on at D2; if it is not
+//!   here yet, keep the content for A2.
+//!
+//! **Why each request ends.** A request comes to A2 before D1, between D1 and D4, or after D4. D1 and D4 take it, or A2
+//! finds the content. If the page never comes, the link is cut in the end, and that fails the request. A2 after that fails
+//! it at once, until there is a new link.
+//!
+//! **A cut link** fails what is waited for ([`StoreError::Ended`]): the vCPUs stop with the page as the reason, and
+//! [`state`](Peer::state) has the link's. After [`resume`](Peer::resume) the embedder has them ask again
+//! ([`retry_failed`](twofold_memory::async_fault::VcpuFaults::retry_failed)); the source was asked already.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use embedded_io::{Read, Write};
+use twofold_memory::GuestMemory;
+use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, Supplied, WriteRequest};
+use twofold_stage2::{Ipa, Lock, LockGuard, Platform};
+
+use super::incoming::{Came, FetchError, Incoming, resume_target};
+use super::target::{Need, Target, TargetState};
+use crate::commit::Ownership;
+use crate::pages::PageSet;
+use crate::ram::RamError;
+use crate::stream::{Capabilities, Hello, Slot, WriteError, Writer};
+
+/// The source of a post-copy migration, as a page store: read-only, and each page comes once. The target's memory has
+/// frames for all pages that are not zero, since none can leave until another store is attached.
+pub struct Peer<P: Platform> {
+    platform: P,
+    slots: Vec<Slot>,
+    inner: Lock<Inner>,
+    /// Called when there is a question to send.
+    asks: Box<dyn Fn() + Send + Sync>,
+}
+
+struct Inner {
+    target: Target,
+    requests: BTreeMap<Place, ReadRequest>,
+    /// Content that came just before its request; `None` for zeroes.
+    came: BTreeMap<Place, Option<Box<Bytes>>>,
+    questions: VecDeque<(usize, u64)>,
+}
+
+type Bytes = [u8; 1 << SHIFT];
+
+/// A page's place at its peer: its number in guest physical memory.
+pub const fn place_of(ipa: Ipa) -> Place {
+    Place::new(ipa.raw() >> SHIFT)
+}
+
+impl<P: Platform> Peer<P> {
+    /// A peer that has nothing yet, for a guest with these memslots. Attach it to the memory that is built
+    /// ([`receive::Host::build`](crate::receive::Host::build)). `asks` is called, by any CPU, when there are questions:
+    /// have [`ask`](Self::ask) called then. It does not wait.
+    pub fn new(platform: P, slots: &[Slot], asks: Box<dyn Fn() + Send + Sync>) -> Self {
+        let target = Target::new(slots, PageSet::none(slots));
+        let (requests, came, questions) = Default::default();
+        let inner = Lock::new(Inner { target, requests, came, questions });
+        Self { platform, slots: slots.to_vec(), inner, asks }
+    }
+
+    /// Makes pages of the memory absent, for [`receive::Host::absent`](crate::receive::Host::absent): before the guest's
+    /// first entry here. What they hold is old.
+    ///
+    /// # Errors
+    ///
+    /// A page cannot be absent, such as one of preallocated memory. Some pages are then: the memory is of no use.
+    pub fn absent(&self, memory: &GuestMemory<P>, absent: &PageSet) -> Result<(), RamError> {
+        let mut at = (0, 0);
+        while let Some((slot, page)) = absent.next(at) {
+            let ipa = self.ipa(slot, page).ok_or(RamError::NoPage { slot, page })?;
+            memory.make_absent(ipa, place_of(ipa))?;
+            at = (slot, page + 1);
+        }
+        self.lock().target = Target::new(&self.slots, absent.clone());
+        Ok(())
+    }
+
+    /// Sends the questions that there are. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// The link is cut: call [`cut`](Self::cut) then. The questions are asked again over the next link.
+    pub fn ask<W: Write>(&self, answers: &mut Writer<W>) -> Result<usize, WriteError> {
+        for sent in 0.. {
+            let Some((slot, page)) = self.lock().questions.pop_front() else { return Ok(sent) };
+            answers.request(true, self.slots.get(slot).map_or(0, |slot| slot.number), page, 1)?;
+        }
+        Ok(0)
+    }
+
+    /// Waits for the next page, and stores it (D1 to D4). Only one CPU does this.
+    ///
+    /// # Errors
+    ///
+    /// The link is cut, or a page cannot be stored. The state says so, and each vCPU that waits is notified.
+    pub fn receive<S: Read>(&self, memory: &GuestMemory<P>, incoming: &mut Incoming<S>) -> Result<(), FetchError>
+    where
+        P: Send + Sync,
+    {
+        let stored = incoming.next().and_then(|came| Ok(self.came(memory, &came)?));
+        stored.inspect_err(|error| self.cut(memory, &alloc::format!("{error}")))
+    }
+
+    /// Stores a page that has come, or several that are zero (D1 to D4).
+    ///
+    /// # Errors
+    ///
+    /// [`RamError::NoFrame`]; [`RamError::NoPage`]; the memory has no such page that can be absent.
+    pub fn came(&self, memory: &GuestMemory<P>, came: &Came<'_>) -> Result<(), RamError>
+    where
+        P: Send + Sync,
+    {
+        let &Came { slot, page, count, bytes } = came;
+        let wrong = RamError::NoPage { slot, page };
+        let bytes = bytes.map(|bytes| <&Bytes>::try_from(bytes).map_err(|_| wrong)).transpose()?;
+        for page in page..page.saturating_add(count.into()) {
+            let ipa = self.ipa(slot, page).ok_or(RamError::NoPage { slot, page })?;
+            let request = {
+                let mut inner = self.lock();
+                if !inner.target.wants(slot, page) {
+                    continue;
+                }
+                inner.requests.remove(&place_of(ipa))
+            };
+            if let Some(request) = request {
+                complete(memory, request, bytes);
+                continue;
+            }
+            match memory.supply(ipa, bytes)? {
+                Supplied::Stored | Supplied::NotAbsent => {}
+                Supplied::NoFrame => return Err(RamError::NoFrame { slot, page }),
+                Supplied::Asked => {
+                    let request = {
+                        let mut inner = self.lock();
+                        let request = inner.requests.remove(&place_of(ipa));
+                        if request.is_none() {
+                            inner.came.insert(place_of(ipa), bytes.map(|bytes| Box::new(*bytes)));
+                        }
+                        request
+                    };
+                    request.into_iter().for_each(|request| complete(memory, request, bytes));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The link is cut. Everything that waits for a page is notified that it does not come now.
+    pub fn cut(&self, memory: &GuestMemory<P>, reason: &str)
+    where
+        P: Send + Sync,
+    {
+        let requests = {
+            let mut inner = self.lock();
+            inner.target.cut(reason);
+            inner.questions.clear();
+            core::mem::take(&mut inner.requests)
+        };
+        for request in requests.into_values() {
+            memory.complete_read(request, Err(StoreError::Ended));
+        }
+    }
+
+    /// Goes on over a new link, as [`resume_target`] does. The vCPUs that stopped may ask again then.
+    ///
+    /// # Errors
+    ///
+    /// As [`resume_target`]: the link stays cut.
+    pub fn resume<S: Read, A: Write>(
+        &self,
+        source: S,
+        here: Capabilities,
+        hello: &Hello,
+        owned: Ownership,
+        answers: &mut Writer<A>,
+    ) -> Result<Incoming<S>, FetchError> {
+        // While the link is cut, no page comes and the source is not asked. So of this copy, only the pages that are
+        // waited for can be out of date in the end.
+        let mut target = self.lock().target.clone();
+        let incoming = resume_target(source, here, hello, owned, answers, &mut target)?;
+        {
+            let mut inner = self.lock();
+            let mut at = (0, 0);
+            while let Some((slot, page)) = inner.target.waits().next(at) {
+                if !target.waits().contains(slot, page) {
+                    inner.questions.push_back((slot, page));
+                }
+                at = (slot, page + 1);
+            }
+            inner.target.resume();
+        }
+        (self.asks)();
+        Ok(incoming)
+    }
+
+    /// Whether the guest can go on.
+    pub fn state(&self) -> TargetState {
+        self.lock().target.state()
+    }
+
+    /// The pages that are absent.
+    pub fn absent_pages(&self) -> PageSet {
+        self.lock().target.absent().clone()
+    }
+
+    fn lock(&self) -> LockGuard<'_, Inner> {
+        self.inner.lock(&self.platform)
+    }
+
+    fn ipa(&self, slot: usize, page: u64) -> Option<Ipa> {
+        let slot = self.slots.get(slot).filter(|slot| page < slot.pages)?;
+        Some(Ipa::new((slot.first + page) << SHIFT))
+    }
+
+    /// The memslot's index and the page at a place.
+    fn page_at(&self, place: Place) -> Option<(usize, u64)> {
+        let index = self.slots.iter().position(|slot| (slot.first..slot.first + slot.pages).contains(&place.raw()))?;
+        Some((index, place.raw() - self.slots[index].first))
+    }
+}
+
+/// What a question to the source comes to (A2).
+enum Answered {
+    Kept { asks: bool },
+    Here(ReadRequest, Option<Box<Bytes>>),
+    Failed(ReadRequest, StoreError),
+}
+
+impl<P: Platform + Send + Sync> PageStore for Peer<P> {
+    /// No page leaves to the source.
+    fn place(&self, _: Ipa) -> Option<Place> {
+        None
+    }
+
+    fn write(&self, memory: &dyn Completions, request: WriteRequest) {
+        memory.complete_write(request, Err(StoreError::Ended));
+    }
+
+    fn read(&self, memory: &dyn Completions, request: ReadRequest) {
+        let place = request.place();
+        let answered = {
+            let mut inner = self.lock();
+            match (inner.came.remove(&place), self.page_at(place)) {
+                (Some(bytes), _) => Answered::Here(request, bytes),
+                (None, None) => Answered::Failed(request, StoreError::Damaged),
+                (None, Some((slot, page))) => match inner.target.need(slot, page) {
+                    // It is there, and still absent: the two do not agree.
+                    Need::Here => Answered::Failed(request, StoreError::Damaged),
+                    Need::Cut => Answered::Failed(request, StoreError::Ended),
+                    need => {
+                        let asks = need == Need::Ask;
+                        if asks {
+                            inner.questions.push_back((slot, page));
+                        }
+                        inner.requests.insert(place, request);
+                        Answered::Kept { asks }
+                    }
+                },
+            }
+        };
+        match answered {
+            Answered::Kept { asks: true } => (self.asks)(),
+            Answered::Kept { asks: false } => {}
+            Answered::Here(request, bytes) => complete(memory, request, bytes.as_deref()),
+            Answered::Failed(request, cause) => memory.complete_read(request, Err(cause)),
+        }
+    }
+
+    /// R2: the page is there.
+    fn discard(&self, place: Place) {
+        let mut inner = self.lock();
+        inner.came.remove(&place);
+        if let Some((slot, page)) = self.page_at(place) {
+            inner.target.stored(slot, page);
+        }
+    }
+
+    fn keeps_what_is_read(&self) -> bool {
+        false
+    }
+}
+
+/// Completes a request with the page's bytes, or with zeroes.
+fn complete(memory: &dyn Completions, request: ReadRequest, bytes: Option<&Bytes>) {
+    memory.copy_in(&request, bytes.unwrap_or(&[0; 1 << SHIFT]));
+    memory.complete_read(request, Ok(()));
+}
+
+/// Pages that can be absent have 4 KiB.
+const SHIFT: u32 = 12;
