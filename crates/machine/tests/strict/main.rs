@@ -16,4 +16,5 @@ mod tasks;
 mod vm;
 #[path = "../../../stage2/tests/platform/window.rs"]
 mod window;
+mod withdrawn;
 mod world;
