@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The arena on the host of the tests: its mappings, and the sizes that it refuses.
 
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
 use twofold_machine::arena::{Arena, ArenaError, ArenaOptions, Backing};
@@ -44,6 +45,18 @@ fn every_backing_is_memory_or_says_what_is_missing() {
         assert_eq!(arena.load(last), Some(2));
         assert_eq!(arena.backing(), backing);
     }
+}
+
+/// What is written through the arena is read through the file, at the offset of its address.
+#[test]
+fn shared_memory_has_a_file_and_other_memory_has_none() {
+    let arena = Arena::new(&ArenaOptions::new(2 * MIB, Backing::Shmem)).unwrap();
+    arena.store(arena.base() + 0x1238, 0x1234_5678_9abc_def0).unwrap();
+    let file = std::fs::File::from(arena.file().unwrap().try_clone_to_owned().unwrap());
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, 0x1238).unwrap();
+    assert_eq!(u64::from_le_bytes(word), 0x1234_5678_9abc_def0);
+    assert!(Arena::new(&options(2 * MIB)).unwrap().file().is_none());
 }
 
 #[test]

@@ -74,6 +74,7 @@ pub mod async_fault;
 pub mod baselines;
 pub mod dirty;
 mod fault;
+mod frame_of;
 mod frames;
 mod guest;
 mod guest_fault;

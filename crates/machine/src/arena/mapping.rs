@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
@@ -22,6 +23,8 @@ pub(super) struct Mapping {
     size: u64,
     /// All reserved addresses: more than the range, so that a part of them is aligned.
     reserved: (NonNull<u8>, usize),
+    /// The file behind the range from its first byte on, if it is one file's memory.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: the type is an address and a size. The memory there is shared, and callers access it atomically.
@@ -43,11 +46,16 @@ impl Mapping {
         let mapped = NonNull::new(mapped.map_err(refused)?.cast::<u8>()).ok_or_else(|| refused(Errno::NOMEM))?;
         // SAFETY: the offset is less than `alignment`, and the mapping is `size + alignment` bytes long.
         let start = unsafe { mapped.add(mapped.align_offset(alignment as usize)) };
-        Ok(Self { start, size, reserved: (mapped, length) })
+        Ok(Self { start, size, reserved: (mapped, length), file: None })
     }
 
     pub(super) fn size(&self) -> u64 {
         self.size
+    }
+
+    /// The file behind the range: the byte at an offset of the range is at the same offset of the file.
+    pub(super) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
     }
 
     /// The byte at `offset`.
@@ -89,7 +97,7 @@ impl Mapping {
                 })?;
             }
             Backing::Shmem => {
-                self.map_file(0..size, size).map_err(refused)?;
+                self.file = Some(self.map_file(0..size, size).map_err(refused)?);
                 self.advise(0, size, Advice::LinuxNoHugepage);
             }
         }
@@ -117,7 +125,7 @@ impl Mapping {
     }
 
     /// Maps a new file of `chunk` bytes behind a part of the range, repeatedly until the part is covered.
-    fn map_file(&mut self, part: Range<u64>, chunk: u64) -> Result<(), Errno> {
+    fn map_file(&mut self, part: Range<u64>, chunk: u64) -> Result<OwnedFd, Errno> {
         let file = memfd_create("twofold-machine", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, chunk)?;
         let mut offset = part.start;
@@ -129,7 +137,7 @@ impl Mapping {
             unsafe { mmap(start.as_ptr().cast(), size, READ_WRITE, MapFlags::SHARED | MapFlags::FIXED, &file, 0) }?;
             offset += chunk;
         }
-        Ok(())
+        Ok(file)
     }
 
     /// Populates every page now. A kernel before 5.14 cannot do so, and populates each page at its first access.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fd::BorrowedFd;
 use twofold_stage2::{Donated, Pa, TableMetadata};
 
 use super::backing::{Backing, FRAME, GIB};
@@ -64,6 +65,12 @@ impl Arena {
     /// The kind of memory behind the dense frames.
     pub fn backing(&self) -> Backing {
         self.backing
+    }
+
+    /// The file behind the dense memory of a [`Backing::Shmem`] arena, for another process: the byte at `pa` is at
+    /// the offset `pa - base`. Other kinds of memory have no file.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.file()
     }
 
     /// The host's address of the byte at `pa`; `None` where no memory is. It may be accessed until the arena is

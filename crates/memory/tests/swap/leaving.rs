@@ -45,6 +45,21 @@ fn a_page_leaves_and_comes_back_with_its_content() {
     }
 }
 
+/// A judge finds the content of each page without the guest's tables, and where it finds it is where they lead.
+#[test]
+fn a_page_is_in_the_frame_that_the_tables_name() {
+    let rig = Rig::new();
+    assert_eq!(rig.memory.frame_of(ipa(7)), Ok(None), "it was never touched");
+    rig.memory.write(ipa(6), &[1]).unwrap();
+    assert!(rig.memory.frame_of(ipa(6) + 8).unwrap().is_some() && rig.walk(6).is_none(), "it is not mapped yet");
+    assert_eq!(rig.memory.frame_of(ipa(7)), Ok(None), "its huge page has frames, and it is still zero");
+    rig.write(7);
+    assert_eq!(rig.memory.frame_of(ipa(7)), Ok(Some(rig.walk(7).unwrap().output(ipa(7)))));
+    rig.leave(7);
+    assert_eq!(rig.memory.frame_of(ipa(7)), Err(Error::Absent { page: ipa(7), done: 0 }));
+    assert_eq!(rig.memory.frame_of(ipa(1024)), Err(Error::NoRam { ipa: ipa(1024) }));
+}
+
 /// The first page that leaves splits its block. The others stay mapped, by pages.
 #[test]
 fn the_rest_of_a_huge_page_stays_mapped() {
