@@ -6,6 +6,7 @@ pub mod arena;
 pub mod fast;
 pub mod guest_tables;
 pub mod interrupts;
+pub mod key_value;
 pub mod passes;
 pub mod program;
 #[cfg(feature = "strict")]

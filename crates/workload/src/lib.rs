@@ -4,6 +4,7 @@
 //! * [`mode`]: guest modes, by the names and numbers of KVM's selftests.
 //! * [`stage1`]: the guests' stage-1 tables.
 //! * [`pass`]: one pass of a vCPU over memory, access by access.
+//! * [`key_value`]: a key-value store under load, request by request.
 //! * [`policies`]: the techniques and baselines that an experiment can vary.
 //!
 //! Invariant: the fields of a pass alone determine its accesses. So two platforms that run the same passes have the
@@ -14,6 +15,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod key_value;
 pub mod mode;
 pub mod pass;
 pub mod policies;

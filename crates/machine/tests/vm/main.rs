@@ -2,6 +2,7 @@
 //! Virtual machines in the fast mode.
 
 mod alone;
+mod key_value;
 mod modes;
 mod passes;
 mod programs;
