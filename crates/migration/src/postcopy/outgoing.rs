@@ -60,6 +60,11 @@ impl<W: Write> Outgoing<W> {
         Self { writer, page: vec![0; 1 << page_shift] }
     }
 
+    /// Returns the bytes that were written to the stream so far, those before the guest changed hands included.
+    pub fn bytes(&self) -> u64 {
+        self.writer.bytes()
+    }
+
     /// Sends the next page. A page in the source's own store is asked for, and sent by a later call; `ahead` has those,
     /// from one call to the next.
     ///
