@@ -37,6 +37,16 @@ pub enum Quantity {
     Work,
     /// Absent pages that a store brought.
     PagesBrought,
+    /// Requests that a guest has served.
+    Requests,
+    /// Requests per second.
+    RequestRate,
+    /// Pages that a migration has sent, each time that it sent them.
+    PagesSent,
+    /// Rounds of a migration.
+    Rounds,
+    /// Bytes that a migration has sent.
+    Bytes,
 }
 
 impl Quantity {
@@ -58,16 +68,21 @@ impl Quantity {
             Self::Rate => "accesses per second",
             Self::Work => "work",
             Self::PagesBrought => "pages brought",
+            Self::Requests => "requests",
+            Self::RequestRate => "requests per second",
+            Self::PagesSent => "pages sent",
+            Self::Rounds => "rounds",
+            Self::Bytes => "bytes",
         }
     }
 
     /// Whether this quantity is a cost that a user sees, rather than an explanation of one.
     pub const fn is_cost(self) -> bool {
-        matches!(self, Self::Time | Self::CpuTime | Self::Instructions | Self::Rate | Self::Work)
+        matches!(self, Self::Time | Self::CpuTime | Self::Instructions | Self::Rate | Self::RequestRate | Self::Work)
     }
 
     /// Whether a larger value is better.
     pub const fn more_is_better(self) -> bool {
-        matches!(self, Self::Rate | Self::Work | Self::PagesBrought)
+        matches!(self, Self::Rate | Self::RequestRate | Self::Requests | Self::Work | Self::PagesBrought)
     }
 }

@@ -25,7 +25,7 @@ impl Unit {
         };
         match quantity {
             Quantity::Time | Quantity::CpuTime => fitting(&[("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)]),
-            Quantity::Rate => fitting(&[("/s", 1.0), ("k/s", 1e3), ("M/s", 1e6), ("G/s", 1e9)]),
+            Quantity::Rate | Quantity::RequestRate => fitting(&[("/s", 1.0), ("k/s", 1e3), ("M/s", 1e6), ("G/s", 1e9)]),
             _ => Self { name: "", size: 1.0, is_count: true },
         }
     }
@@ -81,6 +81,7 @@ pub fn value(key: &str, value: &str) -> String {
     match value.parse() {
         Ok(0) if key == "chunk" => "0".to_owned(),
         Ok(number) if matches!(key, "bytes" | "chunk" | "region" | "limit") => bytes(number),
+        Ok(number) if matches!(key, "rate" | "bandwidth") => count(number as f64),
         _ => value.to_owned(),
     }
 }
@@ -92,8 +93,14 @@ pub fn setting(key: &str, text: &str) -> String {
         "bytes" | "mode" | "backing" => shown,
         "vcpus" if text == "1" => "1 vCPU".to_owned(),
         "vcpus" => format!("{shown} vCPUs"),
+        "bandwidth" => format!("at most {shown} bytes/s"),
         "faulting" => format!("{shown} faulting"),
         "workers" => format!("{shown} working"),
+        "rate" if text == "0" => "as many requests as it serves".to_owned(),
+        "rate" => format!("{shown} requests/s"),
+        "sets" => format!("{shown} % SETs"),
+        "streams" if text == "1" => "1 stream".to_owned(),
+        "streams" => format!("{shown} streams"),
         _ => format!("{} {shown}", key.replace('_', " ")),
     }
 }

@@ -8,6 +8,7 @@ mod dirty_log;
 mod dirty_table;
 mod engine;
 mod headline;
+mod migrate;
 mod names;
 mod oracle;
 mod output;
@@ -25,6 +26,7 @@ pub use dirty_log::DirtyLogOptions;
 pub use dirty_table::DirtyTableOptions;
 pub use engine::{EngineOptions, Steps};
 pub use headline::HeadlineOptions;
+pub use migrate::{CompareRamOptions, Control, MigrateOptions, Packed};
 pub use oracle::OracleOptions;
 pub use output::OutputOptions;
 pub use page_table::PageTableOptions;
@@ -55,6 +57,15 @@ pub enum Command {
     /// Asynchronous page faults, as Natapov's bm: the work that a guest does while its pages are in a store
     #[command(after_help = async_fault::HELP)]
     AsyncFault(Box<AsyncFaultOptions>),
+    /// Live migration: a key-value store that moves between two processes while it serves requests
+    #[command(after_help = migrate::HELP)]
+    Migrate(Box<MigrateOptions>),
+    /// The target of `migrate`: receives guests and sends them back, as its standard input says
+    #[command(hide = true)]
+    MigrateTarget,
+    /// Compares the memory of a stopped source with a target's, page by page, for `migrate`
+    #[command(hide = true)]
+    MigrateCompare(CompareRamOptions),
     /// Every published number of the sources, with ours next to it
     #[command(after_help = headline::HELP)]
     Headline(Box<HeadlineOptions>),

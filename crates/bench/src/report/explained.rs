@@ -31,6 +31,16 @@ pub fn phase(name: &str) -> Option<&'static str> {
         "lost" => "The work that the guest did not do while logged, as time at its steady rate.",
         "work" => "The work of all workers in the guest's time, with this latency of the store.",
         "pages" => "The absent pages that the guest's tasks touched and the store brought in the same time.",
+        "migration" => "From the begin of the migration until all of the guest is at the target.",
+        "downtime" => "From the begin of the stop at the source until all vCPUs are in the guest at the target.",
+        "rate before" => "The requests that the guest serves before the migration.",
+        "rate during" => "The requests that the guest serves during the migration, its downtime included.",
+        "rate after" => "The requests that the guest serves at the target, after the migration.",
+        "requests during" => "The requests that were served during the migration.",
+        "pages sent" => "All pages that were sent, each time that they were.",
+        "pages sent again" => "The pages that were sent before and written since.",
+        "rounds sent" => "Rounds while the guest ran.",
+        "bytes sent" => "The bytes of all streams.",
         "per second of CPU" => "The guest's accesses while logged, for each second of CPU of guest and collector.",
         _ => return None,
     })
@@ -63,6 +73,7 @@ pub fn value(key: &str, value: &str) -> Option<&'static str> {
         }
         ("tracker", "adaptive") => "Faults or hardware, decided for each 64 pages by what their writes have cost.",
         ("tracker", "ring") => "KVM's dirty ring: each vCPU lists the pages that it writes.",
+        ("tracker", "post-copy") => "The guest runs at the target at once, and its pages follow.",
         ("async", "off") => "A vCPU that touches an absent page waits for it.",
         ("async", "halt") => "The vCPU waits for the page or for an interrupt, so the guest's timer still runs.",
         ("async", "pv") => "The guest is told, parks its task and runs another one (Natapov 2010).",
@@ -109,7 +120,9 @@ pub fn subject(phase: &str) -> (&str, &'static str) {
         "adjust" => "adjusting",
         "logged" => "while logged, the guest",
         "lost" => "the loss of the guest",
+        "migration" => "the migration",
+        "downtime" => "the downtime",
         other => other,
     };
-    (subject, if phase == "lost" { "is" } else { "takes" })
+    (subject, if ["lost", "downtime"].contains(&phase) { "is" } else { "takes" })
 }

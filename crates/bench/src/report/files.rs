@@ -133,6 +133,16 @@ mod tests {
             "lost",
             "per second of CPU",
             "dirty 12",
+            "migration",
+            "downtime",
+            "rate before",
+            "rate during",
+            "rate after",
+            "requests during",
+            "pages sent",
+            "pages sent again",
+            "rounds sent",
+            "bytes sent",
             "work at 10 ms",
             "pages",
         ];
@@ -149,6 +159,7 @@ mod tests {
         for tracker in twofold_memory::dirty::Tracker::ALL {
             assert!(explained::value("tracker", tracker.name()).is_some(), "{}", tracker.name());
         }
+        assert!(explained::value("tracker", "post-copy").is_some());
         for mode in ["off", "halt", "pv"] {
             assert!(explained::value("async", mode).is_some(), "{mode}");
         }

@@ -150,7 +150,7 @@ impl Summary {
         }
         let is_named = |phase: &Phase| match self.is_by_tracker {
             // A cost that moves from one phase to another is not saved.
-            true => [WHOLE, "logged"].contains(&phase.name.as_str()),
+            true => [WHOLE, "logged", "migration"].contains(&phase.name.as_str()),
             false => phase.name != WHOLE && !explained::UNAFFECTED.contains(&phase.name.as_str()),
         };
         let has_named = self.phases.iter().any(is_named);
@@ -288,8 +288,19 @@ impl Phase {
 }
 
 /// What a phase is shown by, in the order of preference.
-const QUANTITIES: [Quantity; 6] =
-    [Quantity::Time, Quantity::Instructions, Quantity::Rate, Quantity::CpuTime, Quantity::Work, Quantity::PagesBrought];
+const QUANTITIES: [Quantity; 11] = [
+    Quantity::Time,
+    Quantity::Instructions,
+    Quantity::Rate,
+    Quantity::CpuTime,
+    Quantity::Work,
+    Quantity::PagesBrought,
+    Quantity::RequestRate,
+    Quantity::Requests,
+    Quantity::PagesSent,
+    Quantity::Rounds,
+    Quantity::Bytes,
+];
 
 impl One {
     /// The mean of each run over the scenes. `None` if the variant does not have this figure.

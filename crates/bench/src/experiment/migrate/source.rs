@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The source of a move: what the migration asks of the guest that runs here.
+
+use twofold_migration::Section;
+use twofold_migration::commit::{Embedder, Ownership, Request};
+use twofold_migration::plan::Throttle;
+use twofold_migration::precopy;
+use twofold_migration::ram::{PageRead, RamError, SourceRam};
+use twofold_migration::stream::{Name, Slot};
+
+use super::guest::Guest;
+use super::host_clock::Moment;
+use super::owner_record::OwnerRecord;
+
+/// The section of a vCPU, and its version.
+pub const VCPU: &str = "vcpu";
+/// The version of a vCPU's section.
+pub const VCPU_VERSION: u32 = 1;
+
+/// The source's embedder.
+pub struct Source<'g> {
+    guest: &'g Guest,
+    record: &'g OwnerRecord,
+    /// When the guest began to stop last.
+    pub stop: Option<Moment>,
+    /// The most that vCPUs were slowed down, in per mille.
+    pub slowed: u16,
+}
+
+impl<'g> Source<'g> {
+    /// The source of this guest.
+    pub fn new(guest: &'g Guest, record: &'g OwnerRecord) -> Self {
+        Self { guest, record, stop: None, slowed: 0 }
+    }
+}
+
+impl Embedder for Source<'_> {
+    fn ask(&mut self, request: Request) -> Option<Ownership> {
+        self.record.ask(request).ok()
+    }
+
+    fn run(&mut self) {
+        self.guest.start();
+    }
+
+    /// A process that ends takes the guest with it: the bench ends too.
+    fn boot(&mut self) {}
+
+    /// The guest stands still. Its memory is needed until it was compared.
+    fn release(&mut self) {}
+
+    fn announce(&mut self, _: Ownership) {}
+}
+
+impl precopy::Host for Source<'_> {
+    fn stop(&mut self) {
+        self.stop = Some(Moment::now());
+        self.guest.stop();
+    }
+
+    fn throttle(&mut self, throttle: &Throttle) {
+        // The faults of vCPUs are not told apart here, so there is one number for all.
+        let slowed = throttle.slowed.first().copied().unwrap_or(0);
+        self.slowed = self.slowed.max(slowed);
+        self.guest.slow(slowed);
+    }
+
+    fn state(&mut self) -> Result<Vec<Section>, String> {
+        let name = Name::new(VCPU).ok_or("the section's name is none")?;
+        let section = |(instance, bytes)| Section { name, instance, version: VCPU_VERSION, bytes };
+        Ok((0..).zip(self.guest.vcpus()).map(section).collect())
+    }
+}
+
+/// A guest's memory of which one page may be sent as zeroes: a control.
+pub struct Withholding<M> {
+    ram: M,
+    page: Option<u64>,
+}
+
+impl<M> Withholding<M> {
+    /// The memory, whose first memslot has this page.
+    pub fn new(ram: M, page: Option<u64>) -> Self {
+        Self { ram, page }
+    }
+}
+
+impl<M: SourceRam> SourceRam for Withholding<M> {
+    type Away = M::Away;
+
+    fn slots(&self) -> &[Slot] {
+        self.ram.slots()
+    }
+
+    fn page_shift(&self) -> u8 {
+        self.ram.page_shift()
+    }
+
+    fn start(&self, all: bool) -> Result<(), RamError> {
+        self.ram.start(all)
+    }
+
+    fn get(&self, slot: usize, dirty: &mut [u64]) -> Result<(), RamError> {
+        self.ram.get(slot, dirty)
+    }
+
+    fn clear(&self, slot: usize, first: usize, pages: &[u64]) -> Result<(), RamError> {
+        self.ram.clear(slot, first, pages)
+    }
+
+    fn stop(&self) {
+        self.ram.stop();
+    }
+
+    fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<PageRead<M::Away>, RamError> {
+        if (slot, Some(page)) == (0, self.page) {
+            bytes.fill(0);
+            return Ok(PageRead::Done);
+        }
+        self.ram.read(slot, page, bytes)
+    }
+}
