@@ -236,6 +236,22 @@ impl Ram {
         None
     }
 
+    /// Which pages of the huge page at `ipa` have a frame and no I/O in flight: a bit for each. `None` if it was never
+    /// touched.
+    pub(crate) fn with_frames(&self, ipa: Ipa) -> Option<[u64; PAGES as usize / 64]> {
+        match &self.huge_page(ipa)?.frames {
+            Backing::None => None,
+            Backing::Whole(_) => Some([!0; _]),
+            Backing::Singles(singles) => {
+                let mut pages = [0; _];
+                for (number, _) in singles.iter().enumerate().filter(|(_, page)| page.has_frame()) {
+                    pages[number / 64] |= 1 << (number % 64);
+                }
+                Some(pages)
+            }
+        }
+    }
+
     /// How many pages have I/O in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.singles().filter(|page| page.is_in_flight()).count()

@@ -288,6 +288,12 @@ impl Slots {
         })
     }
 
+    /// The addresses of each RAM slot.
+    pub(crate) fn ram_ranges(&self) -> impl Iterator<Item = IpaRange> {
+        let ram = self.sorted.iter().filter(|slot| matches!(slot.content, Content::Ram(_)));
+        ram.map(|slot| slot.range.clone())
+    }
+
     /// The slot that holds `ipa`.
     pub(crate) fn find(&self, ipa: Ipa) -> Option<&Memslot> {
         let holds = |slot: &&Memslot| slot.range.contains(&ipa);

@@ -18,7 +18,8 @@ use machine::{HUGE_PAGE, PAGE};
 use twofold_memory::async_fault::Arrival;
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::swap::{
-    Completions, Failure, Notify, PageStore, Place, ReadRequest, SwapOptions, Waiter, WriteRequest, WrittenOut,
+    Completions, Failure, Generations, Located, Notify, PageStore, Place, ReadRequest, Relief, SwapOptions, Waiter,
+    WriteRequest, WrittenOut,
 };
 use twofold_memory::{Answer, Backing, Done, Error, GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
@@ -192,6 +193,36 @@ fn faults_with_a_page_store_are_answered_with_a_full_heap() {
     let touched = singles.iter().filter(|answer| matches!(answer, Ok(Answer::Retry(Done::Mapped { .. })))).count();
     assert_eq!((touched, failed), (17, 1), "{singles:?}");
     assert!(singles[17..].iter().all(|answer| matches!(answer, Ok(Answer::Absent))), "{singles:?}");
+}
+
+/// Pages whose ages find no room on the heap leave in the order of their addresses, and by age again when there is room.
+#[test]
+fn pages_leave_with_a_full_heap() {
+    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
+    guest.add_ram(Ipa::new(0), 4 * HUGE_PAGE);
+    let store = Arc::new(Kept(Mutex::new((Vec::with_capacity(64), Vec::new()))));
+    let options = SwapOptions { vcpus: 1, others: 8, headroom: 0 };
+    guest.memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Unheard), &options).unwrap();
+    guest.memory.write(Ipa::new(0), &[1; 60 * PAGE as usize]).unwrap();
+    guest.machine.expect_events(1 << 16);
+    let (memory, mut ages) = (&guest.memory, Generations::new());
+    // Nothing at all, and all but what is kept of a slot's pages.
+    for most in [0, 4096] {
+        MOST.set(most);
+        let relief = ages.make_room(memory, 10);
+        MOST.set(usize::MAX);
+        assert_eq!(relief, Ok(Relief { freed: 0, started: 10 }), "{most}");
+        assert_eq!(ages.working_set(63).accessed, 0);
+    }
+    let left: Vec<_> = (0..60).filter(|page| memory.locate(Ipa::new(page * PAGE)) == Ok(Located::Leaving)).collect();
+    assert_eq!(left, (0..20).collect::<Vec<_>>());
+    let page = GuestFault { ipa: Ipa::new(20 * PAGE), kind: FaultKind::Translation, access: AccessKind::Write };
+    let _ = memory.fault(&page).unwrap();
+    let relief = ages.make_room(memory, 10).unwrap();
+    assert_eq!((relief.started, ages.working_set(63).accessed), (10, 1));
+    assert_eq!(memory.locate(page.ipa), Ok(Located::Present));
+    let requests = std::mem::take(&mut store.0.lock().unwrap().0);
+    requests.into_iter().for_each(|request| memory.complete_write(request, Ok(())));
 }
 
 /// Dirty pages stay dirty, and are reported when there is room again.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A first way to choose pages that leave: in the order of their addresses, around and around.
+//! The simplest way to choose pages that leave: in the order of their addresses, around and around. It needs no memory,
+//! and looks at no access. [`Generations`](super::Generations) does.
 
 use twofold_stage2::{Ipa, Platform};
 
@@ -14,7 +15,7 @@ pub struct Clock {
     next: Ipa,
 }
 
-/// What [`Clock::make_room`] did.
+/// What [`Generations::make_room`](super::Generations::make_room) or [`Clock::make_room`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Relief {

@@ -3,7 +3,7 @@
 //!
 //! The embedder implements a [`PageStore`] and [`Notify`], and attaches them
 //! ([`attach_store`](crate::GuestMemory::attach_store)). A background task of its own calls
-//! [`write_out`](crate::GuestMemory::write_out) for the pages that it chooses (for example by a [`Clock`]). A fault on a
+//! [`write_out`](crate::GuestMemory::write_out) for the pages that it chooses (by [`Generations`], or by a [`Clock`]). A fault on a
 //! page that is not in memory is an [`Answer::Absent`](crate::Answer::Absent), and
 //! [`bring`](crate::GuestMemory::bring) asks for it. Requests go to the store by value, with the frame, and come back by
 //! value ([`Completions`]). Without a store nothing of this module runs.
@@ -122,11 +122,13 @@
 //! tests of the engine's locks and withdrawals cover what is weakly ordered; the orders of whole steps are driven by
 //! hand (`tests/swap`).
 
+mod ages;
 mod area;
 mod arrive;
 mod attach;
 mod clock;
 mod fault;
+mod generations;
 mod leave;
 mod limit;
 mod peek;
@@ -134,6 +136,7 @@ mod peeks;
 mod pin;
 pub(crate) mod pins;
 mod postcopy;
+mod refaults;
 pub(crate) mod single;
 pub(crate) mod state;
 pub(crate) mod store;
@@ -143,11 +146,13 @@ pub use area::AreaPlace;
 pub use arrive::NotAttached;
 pub use attach::{AttachError, DetachError, Located};
 pub use clock::{Clock, Relief};
+pub use generations::Generations;
 pub use leave::{WriteOutError, WrittenOut};
 pub use limit::{FRAMES_PER_VCPU, FrameUse, LimitError};
 pub use peek::{Peek, PeekError, Peeked};
 pub use pin::{Pinned, PinnedFor};
 pub use postcopy::Supplied;
+pub use refaults::{Refaults, WorkingSet};
 pub use state::SwapOptions;
 pub use store::{Completions, Failure, Notify, Operation, PageStore, Place, ReadRequest, StoreError, WriteRequest};
 pub use waiters::Waiter;

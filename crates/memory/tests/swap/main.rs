@@ -10,6 +10,7 @@
 mod machine;
 
 mod copies;
+mod generations;
 mod leaving;
 mod limits;
 mod misbehaving;

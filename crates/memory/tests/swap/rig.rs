@@ -116,8 +116,16 @@ impl Rig {
 
     /// The guest's access, with its faults; the physical address that it reaches. `Err` if the page is not in memory.
     pub fn access(&self, page: u64, access: AccessKind) -> Result<Pa, Absent> {
-        for _ in 0..4 {
+        for _ in 0..6 {
             let kind = match self.walk(page) {
+                Some(leaf) if leaf.raw >> 10 & 1 == 0 && !self.machine.features.hardware_access_flag => {
+                    FaultKind::AccessFlag
+                }
+                Some(leaf) if leaf.raw >> 10 & 1 == 0 => {
+                    // The hardware's record of an access.
+                    self.machine.bank(leaf.entry).set_word(leaf.entry, leaf.raw | 1 << 10);
+                    continue;
+                }
                 Some(leaf) if access != AccessKind::Write || leaf.access().write => return Ok(leaf.output(ipa(page))),
                 Some(leaf) if leaf.dirty_by_hardware() => {
                     // The hardware's record.

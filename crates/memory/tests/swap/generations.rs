@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which pages the generations choose, by flags that hardware sets and by flags that faults set. How well they choose is
+//! in the machine's tests (`machine/tests/ageing.rs`), which have a TLB.
+
+use twofold_memory::swap::{FRAMES_PER_VCPU, Generations, Located, PinnedFor, Relief, WorkingSet, WriteOutError};
+use twofold_stage2::Features;
+
+use crate::machine::platform::PLAIN;
+use crate::rig::{FEATURES, Plan, Rig, ipa};
+
+const BOTH: [Features; 2] = [FEATURES, PLAIN];
+
+fn rig(features: Features) -> Rig {
+    Rig::with(Plan { features, huge_pages: 0, singles: 60, ..Plan::default() })
+}
+
+/// The pages that are not in memory.
+fn away(rig: &Rig, pages: core::ops::Range<u64>) -> Vec<u64> {
+    pages.filter(|page| matches!(rig.located(*page), Located::Absent(_))).collect()
+}
+
+fn started(count: u64) -> Result<Relief, WriteOutError> {
+    Ok(Relief { freed: 0, started: count })
+}
+
+#[test]
+fn the_oldest_generation_leaves_first() {
+    for features in BOTH {
+        let (rig, mut ages) = (rig(features), Generations::new());
+        (0..30).for_each(|page| rig.write(page));
+        ages.round(&rig.memory);
+        (0..20).for_each(|page| rig.read(page));
+        ages.round(&rig.memory);
+        (0..10).for_each(|page| rig.read(page));
+        ages.round(&rig.memory);
+        assert_eq!(ages.make_room(&rig.memory, 10), started(10));
+        assert_eq!(away(&rig, 0..30), (20..30).collect::<Vec<_>>());
+        assert_eq!(ages.make_room(&rig.memory, 3), started(3));
+        assert_eq!(away(&rig, 0..20), [10, 11, 12]);
+        rig.check();
+        rig.end();
+    }
+}
+
+/// A page that was accessed since the last round stays, though no round has shown it.
+#[test]
+fn a_page_that_was_accessed_since_the_last_round_stays() {
+    for features in BOTH {
+        let (rig, mut ages) = (rig(features), Generations::new());
+        (0..20).for_each(|page| rig.write(page));
+        ages.round(&rig.memory);
+        ages.round(&rig.memory);
+        rig.read(5);
+        assert_eq!(ages.make_room(&rig.memory, 10), started(10));
+        assert_eq!(rig.located(5), Located::Present);
+        rig.end();
+    }
+}
+
+#[test]
+fn a_scan_leaves_the_hot_pages_in_memory() {
+    for features in BOTH {
+        let (rig, mut ages) = (rig(features), Generations::new());
+        assert_eq!(rig.memory.set_limit(32), Ok(0));
+        (0..16).for_each(|page| rig.write(page));
+        ages.round(&rig.memory);
+        for page in 16..400 {
+            while rig.try_write(page).is_err() {
+                assert_eq!(ages.make_room(&rig.memory, 1).map(|relief| relief.started), Ok(1));
+            }
+            // One of the hot pages.
+            rig.read(page % 16);
+        }
+        assert_eq!(away(&rig, 0..16), []);
+        rig.memory.set_limit(u64::MAX).unwrap();
+        rig.end();
+    }
+}
+
+#[test]
+fn the_working_set_is_what_was_accessed_in_the_last_rounds() {
+    for features in BOTH {
+        let (rig, mut ages) = (rig(features), Generations::new());
+        (0..30).for_each(|page| rig.write(page));
+        ages.round(&rig.memory);
+        (0..20).for_each(|page| rig.read(page));
+        ages.round(&rig.memory);
+        let set = |accessed, in_memory| WorkingSet { accessed, in_memory };
+        assert_eq!([1, 2, 3].map(|rounds| ages.working_set(rounds)), [set(20, 20), set(30, 30), set(30, 30)]);
+        assert_eq!(ages.make_room(&rig.memory, 8), started(8));
+        assert_eq!([1, 2].map(|rounds| ages.working_set(rounds)), [set(20, 20), set(30, 22)]);
+        ages.round(&rig.memory);
+        assert_eq!([0, 1, 2, 3].map(|rounds| ages.working_set(rounds).accessed), [0, 0, 20, 30]);
+        rig.end();
+    }
+}
+
+#[test]
+fn a_page_that_comes_back_is_noticed_with_its_distance() {
+    let (rig, mut ages) = (rig(FEATURES), Generations::new());
+    (0..30).for_each(|page| rig.write(page));
+    ages.round(&rig.memory);
+    assert_eq!(ages.make_room(&rig.memory, 9), started(9));
+    assert_eq!(away(&rig, 0..30), (0..9).collect::<Vec<_>>());
+    rig.bring(0, 0);
+    rig.read(0);
+    // Page 8 left last, and page 0 eight pages before it.
+    rig.bring(8, 0);
+    rig.read(8);
+    // Read ahead, and not accessed.
+    rig.bring(1, 0);
+    assert_eq!(ages.refaults().count(), 0);
+    ages.round(&rig.memory);
+    let refaults = ages.refaults();
+    assert_eq!((refaults.count(), refaults.by_distance[1], refaults.by_distance[4]), (2, 1, 1));
+    assert_eq!((refaults.avoided_by(1), refaults.avoided_by(15)), (1, 2));
+    ages.round(&rig.memory);
+    assert_eq!(ages.refaults().count(), 2, "once each");
+    rig.end();
+}
+
+/// A page that comes back sooner than the oldest page was used takes its place; one that comes back later does not.
+#[test]
+fn a_page_that_comes_back_soon_is_protected_at_once() {
+    let (rig, mut ages) = (rig(FEATURES), Generations::new());
+    (0..20).for_each(|page| rig.write(page));
+    ages.round(&rig.memory);
+    // Page 0 leaves, and the others are used for a while; then only some.
+    assert_eq!(ages.make_room(&rig.memory, 1), started(1));
+    for _ in 0..5 {
+        (10..20).for_each(|page| rig.read(page));
+        ages.round(&rig.memory);
+    }
+    rig.bring(0, 0);
+    rig.read(0);
+    rig.write(40);
+    ages.round(&rig.memory);
+    // Both have come. Page 40 is new, and page 0 was accessed as long ago as pages 1 to 9: both are on probation.
+    // The store has a good copy of page 0.
+    assert_eq!(ages.make_room(&rig.memory, 2), Ok(Relief { freed: 1, started: 1 }));
+    assert_eq!(away(&rig, 0..41), [0, 40]);
+    // Now it comes back at once, and pages 1 to 9 were not used since: one of them leaves, and it stays.
+    rig.bring(0, 0);
+    rig.read(0);
+    ages.round(&rig.memory);
+    assert_eq!(ages.make_room(&rig.memory, 9), started(9));
+    assert_eq!(away(&rig, 0..41), [1, 2, 3, 4, 5, 6, 7, 8, 9, 40]);
+    rig.end();
+}
+
+#[test]
+fn pinned_pages_are_passed_over_and_found_again() {
+    let (rig, mut ages) = (rig(FEATURES), Generations::new());
+    (0..20).for_each(|page| rig.write(page));
+    let pinned = rig.memory.pin(ipa(0)..ipa(18), PinnedFor::Reading).unwrap();
+    assert_eq!(ages.make_room(&rig.memory, 5), started(2));
+    rig.memory.unpin(pinned);
+    assert_eq!(ages.make_room(&rig.memory, 18), started(18));
+    rig.end();
+}
+
+/// Pages that no vCPU has accessed leave too, at the first call.
+#[test]
+fn pages_that_a_device_has_written_leave() {
+    let (rig, mut ages) = (rig(FEATURES), Generations::new());
+    (0..20).for_each(|page| rig.try_device_write(page).unwrap());
+    assert_eq!(ages.make_room(&rig.memory, 20), started(20));
+    rig.end();
+}
+
+#[test]
+fn a_full_store_is_reported_and_the_pages_are_tried_again() {
+    let (rig, mut ages) = (rig(FEATURES), Generations::new());
+    (0..20).for_each(|page| rig.write(page));
+    rig.store.get().capacity = 0;
+    for _ in 0..2 {
+        assert!(matches!(ages.make_room(&rig.memory, 5), Err(WriteOutError::StoreFull { .. })));
+    }
+    rig.store.get().capacity = 7;
+    assert_eq!(ages.make_room(&rig.memory, 20), started(7));
+    assert_eq!(ages.make_room(&rig.memory, 0), started(0));
+    rig.store.get().capacity = 100;
+    rig.end();
+}
+
+/// Without a store there is nowhere to go.
+#[test]
+fn no_store_is_reported() {
+    let mut rig = rig(FEATURES);
+    rig.write(0);
+    std::rc::Rc::get_mut(&mut rig.memory).unwrap().detach_store().unwrap();
+    assert_eq!(Generations::new().make_room(&rig.memory, 1), Err(WriteOutError::NoStore));
+    rig.read(0);
+    rig.end();
+}
+
+/// Two slots, blocks and pages that were never used: all of it leaves but the least limit, and the guest goes on in a
+/// working set that is larger.
+#[test]
+fn a_guest_makes_progress_at_the_least_limit() {
+    for features in BOTH {
+        let rig = Rig::with(Plan { features, count: 512, second: 512, ..Plan::default() });
+        (0..1024).step_by(3).for_each(|page| rig.write(page));
+        let _ = rig.memory.set_limit(FRAMES_PER_VCPU).unwrap();
+        let mut ages = Generations::new();
+        let excess = rig.memory.frame_use().data - FRAMES_PER_VCPU;
+        let relief = ages.make_room(&rig.memory, excess).unwrap();
+        assert_eq!(relief.freed + relief.started, excess);
+        rig.check();
+        for step in 0..3000_u64 {
+            let page = step * 389 % 1024;
+            let is_write = step % 3 == 0;
+            for attempt in 0.. {
+                assert!(attempt < 6, "page {page}");
+                let done = if is_write { rig.try_write(page) } else { rig.try_read(page) };
+                if done.is_ok() {
+                    break;
+                }
+                rig.bring(page, 1);
+                let wanted = rig.memory.wants_frames();
+                if wanted > 0 {
+                    let _ = ages.make_room(&rig.memory, wanted).unwrap();
+                }
+            }
+            let used = rig.memory.frame_use();
+            assert!(used.data <= used.limit, "{used:?}");
+        }
+        rig.check();
+        rig.memory.set_limit(u64::MAX).unwrap();
+        rig.end();
+    }
+}
