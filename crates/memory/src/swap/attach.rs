@@ -146,6 +146,10 @@ impl<P: Platform> Completions for GuestMemory<P> {
         request.frame().write(self.stage2.platform(), 0, bytes);
     }
 
+    fn read_ahead(&self, page: Ipa, place: Place) -> Option<ReadRequest> {
+        self.read_ahead(page, place)
+    }
+
     fn complete_write(&self, request: WriteRequest, result: Result<(), StoreError>) {
         self.complete_write(request, result);
     }

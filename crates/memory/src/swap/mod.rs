@@ -68,6 +68,9 @@
 //! * B6: after a frame was freed (L5, L7, B5), and after B1 to B5 of any page, serve the entries that wait for a frame,
 //!   the oldest first, by B2.
 //!
+//! A store that reads neighbours ahead ([`read_ahead`](crate::GuestMemory::read_ahead)) does B3 for them without an
+//! entry, and leaves free frames to others. The page then arrives by B5.
+//!
 //! **Why no entry is forgotten (S5).** B1 comes before B2. A CPU that ends *leaving* or *arriving* looks at the entries
 //! under the backing's lock. If it does so before B1, B2 finds the new state; otherwise it finds the entry. An entry that
 //! got no frame in B3 failed there before the frame that comes next was freed (the frames' lock), so that CPU's B6 sees
@@ -123,6 +126,7 @@
 //! hand (`tests/swap`).
 
 mod ages;
+mod ahead;
 mod area;
 mod arrive;
 mod attach;

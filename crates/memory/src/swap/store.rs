@@ -103,6 +103,9 @@ pub trait Completions {
     /// Fills the frame that was to be read.
     fn copy_in(&self, request: &ReadRequest, bytes: &[u8; 4096]);
 
+    /// [`GuestMemory::read_ahead`](crate::GuestMemory::read_ahead).
+    fn read_ahead(&self, page: Ipa, place: Place) -> Option<ReadRequest>;
+
     /// [`GuestMemory::complete_write`](crate::GuestMemory::complete_write).
     fn complete_write(&self, request: WriteRequest, result: Result<(), StoreError>);
 

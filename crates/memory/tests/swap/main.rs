@@ -9,6 +9,7 @@
 #[path = "../machine/mod.rs"]
 mod machine;
 
+mod ahead;
 mod copies;
 mod generations;
 mod leaving;
