@@ -4,6 +4,7 @@
 
 pub mod arena;
 pub mod fast;
+pub mod file_store;
 pub mod guest_tables;
 pub mod interrupts;
 pub mod key_value;

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which places are in use, and where in the file each one is.
+//!
+//! A place has a number, which is never used again, and room for a whole page is promised to it. Where it is in the file is decided when it
+//! is written: pages that are written together are together.
+//!
+//! Invariant: free sectors are never fewer than those that are promised to places without an extent, unless the file
+//! was found to be smaller. So writing a page finds room.
+
+use std::collections::{BTreeMap, HashMap};
+
+use twofold_memory::swap::Place;
+use twofold_stage2::Ipa;
+
+use super::extents::{Extent, Extents, PAGE_SECTORS, SECTOR};
+use super::packed::Form;
+
+#[derive(Debug)]
+pub(super) struct Places {
+    places: HashMap<Place, Held>,
+    /// The places that hold a page, by its address.
+    pages: BTreeMap<Ipa, Place>,
+    free: Extents,
+    sectors: u64,
+    /// Sectors that are promised to places that are not written.
+    promised: u64,
+    last: u64,
+    /// The first sector behind all that were ever written.
+    written: u64,
+}
+
+#[derive(Debug)]
+struct Held {
+    page: Ipa,
+    room: Room,
+}
+
+/// What a place has of the file.
+#[derive(Debug)]
+enum Room {
+    /// A page's sectors, somewhere.
+    Promised,
+    /// Those that it is being written to.
+    Taken,
+    /// Those that hold it.
+    Stored(Stored),
+}
+
+/// Where a page is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    pub(super) extents: Vec<Extent>,
+    pub(super) form: Form,
+}
+
+impl Stored {
+    /// The byte at which it begins.
+    pub(super) fn offset(&self) -> u64 {
+        self.extents.first().map_or(0, |extent| extent.start * SECTOR)
+    }
+}
+
+impl Places {
+    pub(super) fn new(pages: u64) -> Self {
+        let sectors = pages.saturating_mul(PAGE_SECTORS);
+        let free = Extents::new(sectors);
+        Self { places: HashMap::new(), pages: BTreeMap::new(), free, sectors, promised: 0, last: 0, written: 0 }
+    }
+
+    /// How many pages there is room for, and how much of that is in use.
+    pub(super) fn room(&self) -> (u64, u64) {
+        let used = self.sectors - self.free.count().saturating_sub(self.promised);
+        (self.sectors / PAGE_SECTORS, used.div_ceil(PAGE_SECTORS))
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.places.len() as u64
+    }
+
+    pub(super) fn bytes_used(&self) -> u64 {
+        (self.sectors - self.free.count()) * SECTOR
+    }
+
+    /// A place for this page; `None` if the store is full.
+    pub(super) fn add(&mut self, page: Ipa) -> Option<Place> {
+        if self.free.count() < self.promised + PAGE_SECTORS {
+            return None;
+        }
+        self.promised += PAGE_SECTORS;
+        self.last += 1;
+        let place = Place::new(self.last);
+        self.places.insert(place, Held { page, room: Room::Promised });
+        Some(place)
+    }
+
+    /// Forgets a place.
+    pub(super) fn remove(&mut self, place: Place) {
+        let Some(held) = self.places.remove(&place) else { return };
+        match held.room {
+            Room::Promised => self.promised -= PAGE_SECTORS,
+            Room::Taken => {}
+            Room::Stored(stored) => self.free(stored.extents),
+        }
+        if self.pages.get(&held.page) == Some(&place) {
+            self.pages.remove(&held.page);
+        }
+    }
+
+    /// Room for pages in these forms: in a row if there is such an extent, else in as few rows as halving gives. `None` for
+    /// a page that has none, which is only so in a file that is smaller than it should be.
+    pub(super) fn take(&mut self, pages: &[(Place, Form)]) -> Vec<Option<Vec<Extent>>> {
+        let sectors = pages.iter().map(|(_, form)| form.sectors()).sum();
+        if let Some(all) = self.free.take(sectors) {
+            let mut at = all.start;
+            let part = |(place, form): &(Place, Form)| {
+                let start = at;
+                at += form.sectors();
+                self.set_room(*place, Room::Taken);
+                Some(Vec::from([Extent { start, end: at }]))
+            };
+            return pages.iter().map(part).collect();
+        }
+        if let [(place, form)] = pages {
+            let pieces = self.free.take_pieces(form.sectors());
+            if pieces.is_some() {
+                self.set_room(*place, Room::Taken);
+            }
+            return vec![pieces];
+        }
+        let (first, second) = pages.split_at(pages.len() / 2);
+        let mut taken = self.take(first);
+        taken.extend(self.take(second));
+        taken
+    }
+
+    /// Takes back room of a place that could not be written.
+    pub(super) fn give(&mut self, place: Place, extents: Vec<Extent>) {
+        self.free(extents);
+        self.set_room(place, Room::Promised);
+    }
+
+    fn free(&mut self, extents: Vec<Extent>) {
+        extents.into_iter().for_each(|extent| self.free.give(extent));
+    }
+
+    fn set_room(&mut self, place: Place, room: Room) {
+        let Some(held) = self.places.get_mut(&place) else { return };
+        let promised = |room: &Room| if matches!(room, Room::Promised) { PAGE_SECTORS } else { 0 };
+        self.promised += promised(&room);
+        self.promised -= promised(&held.room);
+        held.room = room;
+    }
+
+    /// The place is written.
+    pub(super) fn store(&mut self, place: Place, stored: Stored) {
+        let end = stored.extents.iter().map(|extent| extent.end).max();
+        self.written = self.written.max(end.unwrap_or(0));
+        self.sectors = self.sectors.max(self.written);
+        if let Some(held) = self.places.get(&place) {
+            self.pages.insert(held.page, place);
+        }
+        self.set_room(place, Room::Stored(stored));
+    }
+
+    /// Where the place is, if it is written.
+    pub(super) fn find(&self, place: Place) -> Option<&Stored> {
+        match &self.places.get(&place)?.room {
+            Room::Stored(stored) => Some(stored),
+            Room::Promised | Room::Taken => None,
+        }
+    }
+
+    /// The places of the pages behind `page`, up to `count` pages away.
+    pub(super) fn behind(&self, page: Ipa, count: usize) -> Vec<(Ipa, Place)> {
+        let (Some(first), Some(end)) = (page.checked_add(4096), page.checked_add((count as u64 + 1) * 4096)) else {
+            return Vec::new();
+        };
+        self.pages.range(first..end).map(|(page, place)| (*page, *place)).collect()
+    }
+
+    /// The file has no room behind what was written. Returns for how many pages it has.
+    pub(super) fn cut(&mut self) -> u64 {
+        self.free.cut(self.written);
+        self.sectors = self.written;
+        self.sectors / PAGE_SECTORS
+    }
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest's memory with a file store that a thread serves.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::{Arc, Condvar, Mutex};
+
+use twofold_machine::arena::{Arena, ArenaOptions};
+use twofold_machine::fast::{FastMachine, FastPlatform};
+use twofold_machine::file_store::{FileStore, FileStoreOptions};
+use twofold_memory::async_fault::Arrival;
+use twofold_memory::swap::{Failure, Generations, Notify, Operation, SwapOptions, Waiter, WriteOutError, WrittenOut};
+use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot};
+use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+
+pub const PAGE: u64 = 4096;
+pub const RAM: Ipa = Ipa::new(0x4000_0000);
+const FEATURES: Features =
+    Features { vmid_bits: 16, hardware_access_flag: true, forced_write_back: true, tlbi_range: true, ..Features::NONE };
+
+/// What has happened.
+#[derive(Default)]
+pub struct Reports {
+    arrived: Mutex<HashMap<u64, Arrival>>,
+    failures: Mutex<Vec<Failure>>,
+    changed: Condvar,
+}
+
+impl Notify for Reports {
+    fn arrived(&self, waiter: Waiter, arrival: Arrival) {
+        let Waiter::Other(number) = waiter else { panic!("{waiter:?}") };
+        self.arrived.lock().unwrap().insert(number, arrival);
+        self.changed.notify_all();
+    }
+
+    fn failed(&self, failure: &Failure) {
+        self.failures.lock().unwrap().push(*failure);
+    }
+
+    fn frames_wanted(&self) {}
+}
+
+/// A guest of some pages.
+pub struct World {
+    pub memory: GuestMemory<FastPlatform>,
+    pub store: Arc<FileStore>,
+    pub reports: Arc<Reports>,
+    ages: Mutex<Generations>,
+}
+
+/// The page could not be brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed;
+
+impl World {
+    pub fn new(pages: u64, file: File, options: &FileStoreOptions) -> Self {
+        let size = arena_size(pages);
+        let arena = Arc::new(Arena::new(&ArenaOptions::new(size, twofold_machine::arena::Backing::Anonymous)).unwrap());
+        let machine = FastMachine::new(Arc::clone(&arena), FEATURES, 1).unwrap();
+        let mut frames = Frames::new(FEATURES);
+        frames.add(arena.donate());
+        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+        let mut memory = GuestMemory::new(FastPlatform(machine), geometry, Vmid::new(1), frames, Pages::Small).unwrap();
+        memory.add_slot(Slot { range: RAM..RAM + pages * PAGE, backing: Backing::Ram, writable: true }).unwrap();
+        let (store, reports) = (Arc::new(FileStore::new(file, options).unwrap()), Arc::new(Reports::default()));
+        let swap = SwapOptions { vcpus: 1, others: 4, headroom: 32 };
+        memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Arc::clone(&reports)), &swap).unwrap();
+        Self { memory, store, reports, ages: Mutex::new(Generations::new()) }
+    }
+
+    /// Calls `body` while threads serve the store, and closes it.
+    pub fn run<R>(&self, threads: usize, body: impl FnOnce() -> R) -> R {
+        struct Closes<'a>(&'a FileStore);
+        impl Drop for Closes<'_> {
+            fn drop(&mut self) {
+                self.0.close();
+            }
+        }
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| self.store.serve(&self.memory));
+            }
+            let _closes = Closes(&self.store);
+            body()
+        })
+    }
+
+    /// Does `access` until it has reached all of the page, and brings the page if it is absent.
+    fn reach(&self, mut access: impl FnMut() -> Result<(), Error>) -> Result<(), Failed> {
+        while let Err(error) = access() {
+            let Error::Absent { page, .. } = error else { panic!("{error}") };
+            self.bring(page)?;
+        }
+        Ok(())
+    }
+
+    fn bring(&self, page: Ipa) -> Result<(), Failed> {
+        self.memory.bring(page, Waiter::Other(0)).unwrap();
+        self.make_room();
+        let mut arrived = self.reports.arrived.lock().unwrap();
+        loop {
+            match arrived.remove(&0) {
+                Some(Arrival::Present) => return Ok(()),
+                Some(Arrival::Failed) => return Err(Failed),
+                None => arrived = self.reports.changed.wait(arrived).unwrap(),
+            }
+        }
+    }
+
+    /// The write-out task.
+    pub fn make_room(&self) {
+        let wanted = self.memory.wants_frames();
+        if wanted > 0 && self.ages.lock().unwrap().make_room(&self.memory, wanted).is_err() {
+            self.memory.fail_waiting();
+        }
+        let used = self.memory.frame_use();
+        assert!(used.data <= used.limit, "{used:?}");
+    }
+
+    /// Writes a value and noise that depends on it.
+    pub fn write(&self, page: u64, value: u64) -> Result<(), Failed> {
+        self.reach(|| self.memory.write(ipa(page), &content(page, value)))
+    }
+
+    pub fn read(&self, page: u64) -> Result<Vec<u8>, Failed> {
+        let mut bytes = vec![0; PAGE as usize];
+        self.reach(|| self.memory.read(ipa(page), &mut bytes))?;
+        Ok(bytes)
+    }
+
+    pub fn check(&self, page: u64, value: u64) {
+        assert!(self.read(page) == Ok(content(page, value)), "page {page}");
+    }
+
+    /// Writes pages out, and waits until they have left or come back.
+    pub fn leave(&self, mut pages: core::ops::Range<u64>) -> Result<(), WriteOutError> {
+        let left = pages.try_for_each(|page| self.memory.write_out(ipa(page)).map(drop));
+        while self.memory.frame_use().leaving > 0 {
+            std::thread::yield_now();
+        }
+        left
+    }
+
+    /// A page begins to leave.
+    pub fn begin_leaving(&self, page: u64) {
+        assert_eq!(self.memory.write_out(ipa(page)), Ok(WrittenOut::Started));
+    }
+
+    pub fn take_failures(&self) -> Vec<Failure> {
+        std::mem::take(&mut self.reports.failures.lock().unwrap())
+    }
+
+    pub fn failures(&self, operation: Operation) -> usize {
+        self.reports.failures.lock().unwrap().iter().filter(|failure| failure.operation == operation).count()
+    }
+}
+
+fn arena_size(pages: u64) -> u64 {
+    (pages * PAGE + (8 << 20)).next_multiple_of(2 << 20)
+}
+
+pub fn ipa(page: u64) -> Ipa {
+    RAM + page * PAGE
+}
+
+/// The first quarter of a page does not compress; the rest does.
+pub fn content(page: u64, value: u64) -> Vec<u8> {
+    let mut mixed = page << 32 ^ value;
+    let mut word = || {
+        mixed = mixed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let once = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        once ^ once >> 27
+    };
+    let noise: Vec<u8> = (0..PAGE / 32).flat_map(|_| word().to_le_bytes()).collect();
+    let mut bytes = vec![value as u8 | 1; PAGE as usize];
+    bytes[..noise.len()].copy_from_slice(&noise);
+    bytes
+}
+
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) % end
+    }
+}
