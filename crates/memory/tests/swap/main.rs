@@ -22,6 +22,7 @@ mod postcopy;
 mod queue;
 mod races;
 mod random;
+mod refused;
 mod rig;
 mod store;
 mod vcpus;

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an embedder may get wrong: each is refused by name, with the figure, and the guest goes on. Stores that
+//! misbehave are in `misbehaving.rs`, and files that are full, short or failing in `machine/tests/file_store`.
+
+use twofold_memory::Error;
+use twofold_memory::async_fault::Arrival::{Failed, Present};
+use twofold_memory::swap::{
+    Clock, FRAMES_PER_VCPU, Generations, LimitError, NotAttached, PinnedFor, Waiter, WriteOutError, WrittenOut,
+};
+
+use crate::rig::{Absent, Plan, Rig, ipa};
+
+#[test]
+fn without_a_store_nothing_leaves() {
+    let mut rig = Rig::new();
+    (0..4).for_each(|page| rig.write(page));
+    std::rc::Rc::get_mut(&mut rig.memory).unwrap().detach_store().unwrap();
+    let memory = &rig.memory;
+    assert_eq!(rig.write_out(1), Err(WriteOutError::NoStore));
+    assert_eq!(Clock::new().make_room(memory, 1), Err(WriteOutError::NoStore));
+    assert_eq!(Generations::new().make_room(memory, 1), Err(WriteOutError::NoStore));
+    assert_eq!(memory.bring(ipa(1), Waiter::Other(0)), Err(NotAttached));
+    assert!(memory.read_ahead(ipa(1), twofold_memory::swap::Place::new(1)).is_none());
+    assert_eq!((memory.wants_frames(), memory.fail_waiting(), memory.frame_use().waiting), (0, 0, 0));
+    // A guest without a store takes 2 MiB at a time.
+    let refused = memory.set_limit(511).unwrap_err();
+    assert_eq!(refused, LimitError::TooSmall { limit: 511, least: 512, pinned: 0 });
+    assert_eq!(memory.set_limit(512), Ok(0));
+    // The rest of the guest has no frame, which is an error and no page to wait for.
+    assert_eq!(memory.write(ipa(512), &[1]), Err(Error::NoFrames { ipa: ipa(512) }));
+    (0..4).for_each(|page| rig.write(page));
+    memory.set_limit(1024).unwrap();
+    rig.write(512);
+    rig.end();
+}
+
+#[test]
+fn a_limit_counts_each_vcpu_and_each_pinned_page() {
+    for vcpus in [1, 2, 5] {
+        let rig = Rig::with_vcpus(Plan { huge_pages: 0, singles: 120, ..Plan::default() }, vcpus);
+        let pinned = rig.memory.pin(ipa(0)..ipa(7), PinnedFor::Writing).unwrap();
+        let least = u64::from(vcpus) * FRAMES_PER_VCPU + 7;
+        let refused = rig.memory.set_limit(least - 1).unwrap_err();
+        assert_eq!(refused, LimitError::TooSmall { limit: least - 1, least, pinned: 7 });
+        let text = refused.to_string();
+        assert!([least - 1, least, 7].iter().all(|figure| text.contains(&figure.to_string())), "{text}");
+        assert_eq!(rig.memory.frame_use().limit, u64::MAX, "nothing has changed");
+        assert_eq!(rig.memory.set_limit(least), Ok(0));
+        (0..least).for_each(|page| rig.write(page));
+        assert_eq!(rig.try_write(least), Err(Absent));
+        rig.memory.unpin(pinned);
+        rig.leave(0);
+        rig.write(least);
+        rig.memory.set_limit(u64::MAX).unwrap();
+        rig.end();
+    }
+}
+
+#[test]
+fn addresses_without_ram_are_refused_by_name() {
+    let rig = Rig::new();
+    let none = ipa(5000);
+    assert_eq!(rig.memory.write_out(none), Err(WriteOutError::NoRam { page: none }));
+    assert_eq!(rig.memory.locate(none), Err(Error::NoRam { ipa: none }));
+    rig.memory.bring(none, Waiter::Other(3)).unwrap();
+    assert_eq!(rig.reports.arrived(), [(Waiter::Other(3), Failed)], "it cannot come");
+    rig.write(0);
+    rig.check();
+    rig.end();
+}
+
+/// A store with fewer places than the guest has pages above its limit: the guest uses all places, stops at the page that
+/// has none, and goes on when the store has room.
+#[test]
+fn a_guest_goes_as_far_as_its_store() {
+    let rig = Rig::with(Plan { huge_pages: 0, singles: 60, ..Plan::default() });
+    rig.memory.set_limit(16).unwrap();
+    rig.store.get().capacity = 10;
+    let mut ages = Generations::new();
+    let mut stopped = None;
+    for page in 0..40 {
+        while rig.try_write(page).is_err() {
+            rig.bring(page, 0);
+            if let Err(error) = ages.make_room(&rig.memory, 1) {
+                assert!(matches!(error, WriteOutError::StoreFull { .. }), "{error}");
+                assert_eq!((rig.memory.fail_waiting(), rig.reports.arrived()), (1, vec![(Waiter::Other(0), Failed)]));
+                stopped.get_or_insert(page);
+                rig.store.get().capacity = 100;
+            } else {
+                assert_eq!(rig.reports.arrived(), [(Waiter::Other(0), Present)]);
+            }
+        }
+        rig.check();
+    }
+    assert_eq!(stopped, Some(16 + 10), "the limit, and the places");
+    // A page that is zero needs no place.
+    rig.store.get().capacity = 0;
+    let present = (0..40).find(|page| rig.located(*page) == twofold_memory::swap::Located::Present).unwrap();
+    rig.write_zero(present);
+    assert_eq!(rig.write_out(present), Ok(WrittenOut::Freed));
+    rig.memory.set_limit(u64::MAX).unwrap();
+    rig.store.get().capacity = 100;
+    rig.end();
+}
