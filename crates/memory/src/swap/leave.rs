@@ -293,7 +293,10 @@ impl<P: Platform> GuestMemory<P> {
         if let Err(cause) = result {
             swap.notify.failed(&Failure { page, place, operation: Operation::Write, cause });
         }
-        self.serve(swap);
+        // This serves, too. The task may sleep since the page left: it counted on the frame, which is not free now.
+        if self.wants_frames() > 0 && (is_needed || result.is_err()) {
+            swap.notify.frames_wanted();
+        }
     }
 
     /// Ends the state *leaving*: `state` says what follows, from whether a CPU waits for the page. Wakes what waits.

@@ -42,7 +42,8 @@
 //! * L5: without I/O, under the backing's lock: free the frame, and make the state *zero* or *absent*. If an entry waits
 //!   for the page, make it *present* instead.
 //! * L6: otherwise pass a [`WriteRequest`] with the frame to the store.
-//! * L7: when the write is complete, as L5. If it failed, the page goes back to *present*, and the failure is reported.
+//! * L7: when the write is complete, as L5. If it failed, the page goes back to *present*, and the failure is reported. If
+//!   no frame became free and one is wanted, the write-out task is woken: it had counted on this one.
 //!
 //! A page is broken, flushed, harvested, written and freed in this order. A write that fails loses nothing (S3).
 //!

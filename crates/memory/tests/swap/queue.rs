@@ -150,3 +150,28 @@ fn no_fault_takes_the_frame_of_a_page_that_waits() {
     }
     assert!(faults > 3, "{faults}");
 }
+
+/// The task wrote out as many pages as were wanted, and sleeps. A page that is needed again, or could not be written,
+/// frees no frame, so the task is woken.
+#[test]
+fn the_task_is_woken_if_a_page_that_left_frees_no_frame() {
+    for fails in [false, true] {
+        let rig = full(true);
+        rig.bring(20, 1);
+        assert_eq!(rig.memory.wants_frames(), 1);
+        ignore(rig.write_out(5));
+        assert_eq!(rig.memory.wants_frames(), 0, "the task may sleep");
+        if !fails {
+            rig.bring(5, 2);
+        }
+        let before = rig.reports.get().wanted;
+        rig.store.finish_write(&*rig.memory, 0, if fails { Err(BROKEN) } else { Ok(()) });
+        assert_eq!((rig.memory.wants_frames(), rig.reports.get().wanted), (1, before + 1), "failed: {fails}");
+        ignore(rig.write_out(6));
+        let before = rig.reports.get().wanted;
+        rig.store.finish_write(&*rig.memory, 0, Ok(()));
+        assert_eq!(rig.reports.get().wanted, before, "nothing is wanted any more");
+        rig.memory.set_limit(u64::MAX).unwrap();
+        rig.end();
+    }
+}
