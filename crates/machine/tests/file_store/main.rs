@@ -2,6 +2,7 @@
 //! A page store in a file: pages come back as they left, clusters save calls, and a file that is full, short, damaged or
 //! failing is reported with its figures while the guest goes on.
 
+mod vcpus;
 mod world;
 
 use std::fs::{File, OpenOptions};

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use twofold_machine::arena::{Arena, ArenaOptions};
@@ -14,6 +15,8 @@ use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot};
 use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
 
 pub const PAGE: u64 = 4096;
+/// The test itself, as a waiter.
+const OWN: u64 = 99;
 pub const RAM: Ipa = Ipa::new(0x4000_0000);
 const FEATURES: Features =
     Features { vmid_bits: 16, hardware_access_flag: true, forced_write_back: true, tlbi_range: true, ..Features::NONE };
@@ -24,6 +27,9 @@ pub struct Reports {
     arrived: Mutex<HashMap<u64, Arrival>>,
     failures: Mutex<Vec<Failure>>,
     changed: Condvar,
+    /// The write-out task has work.
+    wanted: Mutex<bool>,
+    woken: Condvar,
 }
 
 impl Notify for Reports {
@@ -37,11 +43,15 @@ impl Notify for Reports {
         self.failures.lock().unwrap().push(*failure);
     }
 
-    fn frames_wanted(&self) {}
+    fn frames_wanted(&self) {
+        *self.wanted.lock().unwrap() = true;
+        self.woken.notify_all();
+    }
 }
 
 /// A guest of some pages.
 pub struct World {
+    pub machine: Arc<FastMachine>,
     pub memory: GuestMemory<FastPlatform>,
     pub store: Arc<FileStore>,
     pub reports: Arc<Reports>,
@@ -54,18 +64,23 @@ pub struct Failed;
 
 impl World {
     pub fn new(pages: u64, file: File, options: &FileStoreOptions) -> Self {
+        Self::with(pages, file, options, Pages::Small, 32)
+    }
+
+    pub fn with(pages: u64, file: File, options: &FileStoreOptions, mapped: Pages, headroom: u64) -> Self {
         let size = arena_size(pages);
         let arena = Arc::new(Arena::new(&ArenaOptions::new(size, twofold_machine::arena::Backing::Anonymous)).unwrap());
-        let machine = FastMachine::new(Arc::clone(&arena), FEATURES, 1).unwrap();
+        let machine = FastMachine::new(Arc::clone(&arena), FEATURES, 2).unwrap();
         let mut frames = Frames::new(FEATURES);
         frames.add(arena.donate());
         let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
-        let mut memory = GuestMemory::new(FastPlatform(machine), geometry, Vmid::new(1), frames, Pages::Small).unwrap();
+        let mut memory =
+            GuestMemory::new(FastPlatform(Arc::clone(&machine)), geometry, Vmid::new(1), frames, mapped).unwrap();
         memory.add_slot(Slot { range: RAM..RAM + pages * PAGE, backing: Backing::Ram, writable: true }).unwrap();
         let (store, reports) = (Arc::new(FileStore::new(file, options).unwrap()), Arc::new(Reports::default()));
-        let swap = SwapOptions { vcpus: 1, others: 4, headroom: 32 };
+        let swap = SwapOptions { vcpus: 1, others: 4, headroom };
         memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Arc::clone(&reports)), &swap).unwrap();
-        Self { memory, store, reports, ages: Mutex::new(Generations::new()) }
+        Self { machine, memory, store, reports, ages: Mutex::new(Generations::new()) }
     }
 
     /// Calls `body` while threads serve the store, and closes it.
@@ -95,11 +110,21 @@ impl World {
     }
 
     fn bring(&self, page: Ipa) -> Result<(), Failed> {
-        self.memory.bring(page, Waiter::Other(0)).unwrap();
+        self.memory.bring(page, Waiter::Other(OWN)).unwrap();
         self.make_room();
+        self.wait_for(OWN)
+    }
+
+    /// Brings a page, and waits for it, while a [`write_out_task`](Self::write_out_task) runs.
+    pub fn bring_for(&self, number: u64, page: Ipa) -> Result<(), Failed> {
+        self.memory.bring(page, Waiter::Other(number)).unwrap();
+        self.wait_for(number)
+    }
+
+    fn wait_for(&self, number: u64) -> Result<(), Failed> {
         let mut arrived = self.reports.arrived.lock().unwrap();
         loop {
-            match arrived.remove(&0) {
+            match arrived.remove(&number) {
                 Some(Arrival::Present) => return Ok(()),
                 Some(Arrival::Failed) => return Err(Failed),
                 None => arrived = self.reports.changed.wait(arrived).unwrap(),
@@ -107,7 +132,27 @@ impl World {
         }
     }
 
-    /// The write-out task.
+    /// Makes room whenever frames are wanted, until all is over.
+    pub fn write_out_task(&self, is_over: &AtomicBool) {
+        loop {
+            let mut wanted = self.reports.wanted.lock().unwrap();
+            while !std::mem::take(&mut *wanted) {
+                wanted = self.reports.woken.wait(wanted).unwrap();
+            }
+            drop(wanted);
+            if is_over.load(Ordering::Acquire) {
+                return;
+            }
+            self.make_room();
+        }
+    }
+
+    /// Wakes the write-out task.
+    pub fn wake(&self) {
+        self.reports.frames_wanted();
+    }
+
+    /// What the write-out task does.
     pub fn make_room(&self) {
         let wanted = self.memory.wants_frames();
         if wanted > 0 && self.ages.lock().unwrap().make_room(&self.memory, wanted).is_err() {
