@@ -9,6 +9,7 @@ mod guest;
 #[allow(dead_code, reason = "vCPUs move as they are here")]
 mod program;
 mod sides;
+mod swapped;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
