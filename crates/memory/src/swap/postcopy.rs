@@ -23,7 +23,7 @@ pub enum Supplied {
     Asked,
     /// The page is not absent. It keeps what it has.
     NotAbsent,
-    /// No frame is free for it, or other pages have waited for one for longer.
+    /// No frame is free for it.
     NoFrame,
 }
 
@@ -102,7 +102,10 @@ impl<P: Platform> GuestMemory<P> {
             *state = match bytes {
                 None => Page::Zero,
                 Some(bytes) => {
-                    let Some(frame) = self.take_frame(page) else { return Ok(Supplied::NoFrame) };
+                    // Not in the queue's order: a page that is about to take its frame looks as if it waited for one, and
+                    // what has come cannot wait.
+                    let frame = self.frames.lock(platform).take_data(1);
+                    let Some(frame) = frame else { return Ok(Supplied::NoFrame) };
                     frame.write(platform, 0, bytes);
                     Page::Present(Present { lent: self.lent(page, frame), kept: None })
                 }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The target of a post-copy migration: pages with old content become absent, and content comes unasked.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
 use twofold_memory::async_fault::Arrival;
 use twofold_memory::dirty::{LogOptions, Tracker};
 use twofold_memory::swap::{Located, PinnedFor, Place, Supplied, Waiter};
@@ -8,7 +12,7 @@ use twofold_memory::{Error, Pages};
 use twofold_stage2::fault::AccessKind;
 
 use crate::machine::PAGE;
-use crate::rig::{Absent, Plan, Rig, ipa};
+use crate::rig::{Absent, Plan, Rig, ipa, quiet};
 
 /// A rig whose store sends each page once, and the place of page 1's content.
 fn target() -> (Rig, Place) {
@@ -123,9 +127,9 @@ fn content_of_a_page_that_was_asked_for_is_the_requests() {
     rig.end();
 }
 
-/// Without a free frame nothing is stored, and what waits has the next one.
+/// Without a free frame nothing is stored.
 #[test]
-fn content_waits_for_a_frame_behind_what_waits_already() {
+fn content_needs_a_frame() {
     let rig = Rig::with(Plan { count: 32, huge_pages: 0, singles: 40, ..Plan::default() });
     rig.memory.set_limit(16).unwrap();
     rig.store.get().once = true;
@@ -163,4 +167,40 @@ fn content_that_comes_is_no_write() {
     assert!(dirty.pages().eq([1]));
     log.stop().unwrap();
     rig.end();
+}
+
+/// Another page is brought at the same time: it looks as if it waited for a frame, until it has one.
+#[test]
+fn content_is_stored_while_another_page_takes_its_frame() {
+    quiet();
+    let mut stored = 0;
+    for number in 1.. {
+        let rig = Rc::new(target().0);
+        for page in [3, 4] {
+            let place = rig.store.hold(Box::new(rig.bytes(page)));
+            rig.memory.make_absent(ipa(page), place).unwrap();
+        }
+        let (supplied, begun) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(false)));
+        let (other, result, has_begun) = (Rc::clone(&rig), Rc::clone(&supplied), Rc::clone(&begun));
+        rig.machine.before_atomic(number, move || {
+            has_begun.set(true);
+            // Where it would wait for a lock, there is no such case.
+            let done = catch_unwind(AssertUnwindSafe(|| other.memory.supply(ipa(4), Some(&other.bytes(4))).unwrap()));
+            result.set(done.ok());
+        });
+        let done = catch_unwind(AssertUnwindSafe(|| rig.bring(3, 1)));
+        rig.machine.set_atomic_hook(|| ());
+        match supplied.get() {
+            Some(found) => {
+                done.unwrap();
+                assert_eq!(found, Supplied::Stored, "before atomic {number}");
+                stored += 1;
+            }
+            None => std::mem::forget(Rc::clone(&rig)),
+        }
+        if !begun.get() {
+            break;
+        }
+    }
+    assert!(stored > 3, "{stored}");
 }

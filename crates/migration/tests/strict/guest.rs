@@ -34,8 +34,9 @@ pub const SLOT: stream::Slot = stream::Slot { number: 0, read_only: false, first
 /// The identity of the memslot of each guest's memory, by VMID.
 static IDS: Mutex<Vec<(u16, SlotId)>> = Mutex::new(Vec::new());
 
+/// The pages that the guest's program writes to. Behind them, each vCPU has one for itself.
 pub fn word_pages() -> u64 {
-    SLOT.pages
+    SLOT.pages - 2
 }
 
 pub fn address_of(page: u64) -> u64 {

@@ -109,13 +109,14 @@ struct Content {
 impl Content {
     fn of(page: u64, bytes: &[u8; PAGE as usize]) -> Self {
         let (mut rest, mut words) = (*bytes, [0; VCPUS]);
+        if page >= word_pages() {
+            rest[1024..1024 + 64].fill(0);
+            return Self { all: xxh3_64(bytes), rest: xxh3_64(&rest), words };
+        }
         for (vcpu, word) in words.iter_mut().enumerate() {
             let at = (page * 72) as usize % PAGE as usize + 8 * vcpu;
             *word = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
             rest[at..at + 8].fill(0);
-        }
-        if page == 0 {
-            rest[3072..3072 + 64 * VCPUS].fill(0);
         }
         Self { all: xxh3_64(bytes), rest: xxh3_64(&rest), words }
     }
@@ -230,7 +231,7 @@ impl Here<'_> {
             if wanted > 0 {
                 let _ = clock.make_room(memory, wanted);
             } else {
-                let _ = memory.write_out(Ipa::new(address_of(cpu.draw(word_pages())))).unwrap();
+                let _ = memory.write_out(Ipa::new(address_of(cpu.draw(SLOT.pages)))).unwrap();
             }
             check_limit(memory);
             (0..cpu.draw(40)).for_each(|_| cpu.pause());
@@ -447,7 +448,7 @@ fn moves(plan: Plan, seed: u64) -> Done {
         for (page, (here, then)) in contents(cpu, memory).iter().zip(&stopped).enumerate() {
             // The guest writes its words, and nothing else.
             assert_eq!(here.rest, then.rest, "{what}: page {page} differs");
-            let wrote = |seat: &Seat| seat.vcpu.program().wrote[page];
+            let wrote = |seat: &Seat| seat.vcpu.program().wrote.get(page).copied().unwrap_or(0);
             assert!(here.words.into_iter().eq(seats.iter().map(wrote)), "{what}: page {page}, {here:?}");
             if !dirty.contains(page as u64) {
                 assert_eq!(here.all, then.all, "{what}: page {page} differs");

@@ -17,7 +17,7 @@ use twofold_memory::{Error, GuestFault, GuestMemory};
 use twofold_stage2::Ipa;
 
 use super::store::Reports;
-use crate::guest::address_of;
+use crate::guest::{address_of, word_pages};
 use crate::program::Work;
 
 type Memory = GuestMemory<Hosted>;
@@ -61,6 +61,8 @@ pub struct Seat {
     number: u32,
     /// Tokens that were announced, and are not ready yet.
     pub out: BTreeSet<u32>,
+    /// Tokens whose tasks a wake-all has woken.
+    woken: BTreeSet<u32>,
     pub announced: u64,
     pub wake_alls: u64,
     /// Faults on absent pages.
@@ -69,13 +71,13 @@ pub struct Seat {
 
 impl Seat {
     pub fn new(number: u32, vcpu: Vcpu<Work>, mode: Mode) -> Self {
-        let (out, faults) = (BTreeSet::new(), VcpuFaults::new(mode));
-        Self { vcpu, faults, number, out, announced: 0, wake_alls: 0, waited: 0 }
+        let (out, woken, faults) = (BTreeSet::new(), BTreeSet::new(), VcpuFaults::new(mode));
+        Self { vcpu, faults, number, out, woken, announced: 0, wake_alls: 0, waited: 0 }
     }
 
-    /// The vCPU's area, where its program does not write.
+    /// The vCPU's area, in a page that no other CPU maps: it would be mapped while its content is written.
     fn area(&self) -> Ipa {
-        Ipa::new(address_of(0) + 3072 + 64 * u64::from(self.number))
+        Ipa::new(address_of(word_pages() + u64::from(self.number)) + 1024)
     }
 
     /// The guest enables announcements.
@@ -130,10 +132,12 @@ impl Seat {
         if ready != NO_TOKEN {
             memory.write(at + area::READY as u64, &[0; 4])?;
             if ready == WAKE_ALL {
-                self.out.clear();
+                self.woken.append(&mut self.out);
                 self.wake_alls += 1;
             } else {
-                assert!(self.out.remove(&ready), "token {ready} is ready, and was not announced");
+                // The target may have announced one before its wake-all was read: no task waits for it any more (A6).
+                let is_known = self.out.remove(&ready) || self.woken.remove(&ready);
+                assert!(is_known, "token {ready} is ready, and was not announced");
             }
             let mut host = VcpuHost { vcpu: self.number, memory };
             let acknowledged = self.faults.call(arrivals, &mut host, [ACKNOWLEDGE.into(), ready.into(), 0]);
