@@ -4,21 +4,24 @@
 use std::fs::File;
 use std::io::{Read as _, Seek, Write as _};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use embedded_io::{ErrorKind, ErrorType, Read, Write};
 use twofold_memory::dirty::Tracker;
 use twofold_migration::commit::{Event, Owner, Ownership, Side, State};
 use twofold_migration::plan::Wanted;
-use twofold_migration::precopy::{Postcopy, Precopy};
+use twofold_migration::precopy::{Cause, Postcopy, Precopy};
+use twofold_migration::ram::RamError;
 use twofold_migration::receive::{Receive, ReceiveError, Received};
 use twofold_migration::snapshot::{NO_ANSWERS, Stopped, save};
 use twofold_migration::stream::Compression;
 use twofold_migration::{Cancel, Section};
 
-use crate::guest::{Guest, capabilities, hello, name, places};
+use crate::guest::{Guest, Swap, capabilities, hello, name, places};
 use crate::link::{Arbiter, Virtual};
 use crate::moved::{Move, Still, first};
 use crate::sides::{Source, Target, state};
+use crate::store::{Mood, Store};
 
 /// A file with the traits of `embedded_io`. Time passes as bytes are written.
 struct Disk<'v, 'g>(File, Option<&'v Virtual<'g>>);
@@ -184,4 +187,38 @@ fn a_file_that_is_cut_is_no_guest() {
         owned: first(),
     };
     assert!(save(&stopped, full, Compression::Off, &Still).is_err(), "a disk that is full");
+}
+
+/// They are read from the store and stay there; a store that is silent is the reason for no snapshot.
+#[test]
+fn a_guest_with_absent_pages_is_saved_from_its_store() {
+    let [mut here, mut there] = places();
+    let store = Store::new(300_000, 1);
+    here.swap = Some(Swap::with(&store, None));
+    let guest = here.boot(1, (40, 80));
+    guest.work(0, 500);
+    guest.leave();
+    guest.running.store(false, Ordering::Relaxed);
+    guest.leaves.store(false, Ordering::Relaxed);
+    let (absent, used) = (guest.absent(), guest.vm.memory().frame_use());
+    assert!(absent > 50, "{absent}");
+    let (clock, patience) = (Virtual::new(&guest, 10, &[0]), Duration::from_millis(10));
+    let ram = guest.ram(Tracker::Manual).with_patience(patience);
+    let stopped = Stopped { ram: &ram, hello: hello(1), images: &[], state: &state(&guest), owned: first() };
+    let mut bytes = Vec::new();
+    save(&stopped, &mut bytes, Compression::Lz4, &clock).unwrap();
+    assert_eq!((guest.absent(), guest.vm.memory().frame_use()), (absent, used), "nothing has become resident");
+    store.get().mood = Mood::Silent;
+    let silent = save(&stopped, Vec::new(), Compression::Off, &clock).unwrap_err();
+    let Cause::Ram(RamError::Silent { waited, .. }) = silent else { panic!("{silent}") };
+    assert!(waited >= patience, "{waited:?}");
+    assert!(silent.to_string().contains("have not come from their store in 10"), "{silent}");
+    store.get().mood = Mood::Answers;
+    let arbiter = Arbiter::new(first());
+    let mut target = Target::new(&mut there, None, &arbiter);
+    assert_eq!(read(&bytes[..], &mut target).unwrap().from, first());
+    let restored = target.guest.take().unwrap();
+    assert_eq!(restored.digests(), guest.digests());
+    restored.running.store(true, Ordering::Relaxed);
+    restored.work(0, 500);
 }
