@@ -26,6 +26,13 @@ pub(crate) trait Pass<P: Platform> {
     /// Visits some entries, at least one, under their table's lock. None of them is a table or busy.
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa);
 
+    /// Visits some entries, and reports their number to the platform.
+    #[inline(always)]
+    fn visit(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+        locked.stage2.platform().on_entries(indexes.len());
+        self.entries(locked, indexes, first);
+    }
+
     /// Work on the visited entries without the lock, directly after [`entries`](Self::entries).
     fn unlocked(&mut self, level: Level, first: Ipa) {
         let _ = (level, first);
@@ -132,7 +139,7 @@ impl<P: Platform> Stage2<P> {
         if V::wants(locked.counts) && index < last {
             // As in `frame::take`: a visitor's stores are relaxed, and a late lockless walk may read them.
             primitive::release_fence();
-            visitor.entries(&mut locked, index..last, first);
+            visitor.visit(&mut locked, index..last, first);
             drop(locked);
             visitor.unlocked(level, first);
         }
@@ -158,11 +165,17 @@ impl<P: Platform, V: Pass<P>> Pass<P> for Masked<'_, V> {
         V::wants(counts)
     }
 
+    /// Only the selected entries are visited and reported.
+    #[inline(always)]
+    fn visit(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+        self.entries(locked, indexes, first);
+    }
+
     #[inline(always)]
     fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
         if locked.level < Level::L3 {
             // A block is larger than 64 pages, so at most two blocks are visited, each for a page of the mask.
-            return self.visitor.entries(locked, indexes, first);
+            return self.visitor.visit(locked, indexes, first);
         }
         let shift = locked.stage2.geometry().granule().shift();
         let skipped = (first - self.first) >> shift;
@@ -172,7 +185,7 @@ impl<P: Platform, V: Pass<P>> Pass<P> for Masked<'_, V> {
             let end = start + (left >> start).trailing_ones();
             left &= !(u64::MAX >> (64 - end));
             let run = indexes.start + start as usize..indexes.start + end as usize;
-            self.visitor.entries(locked, run, first + (u64::from(start) << shift));
+            self.visitor.visit(locked, run, first + (u64::from(start) << shift));
         }
     }
 }

@@ -88,4 +88,10 @@ pub unsafe trait Platform {
     /// Called before each atomic read-modify-write of an entry, a lock or a count, for a platform that counts them.
     #[inline(always)]
     fn on_atomic(&self) {}
+
+    /// Called before a maintenance pass visits `count` entries of a table, for a platform that counts them.
+    #[inline(always)]
+    fn on_entries(&self, count: usize) {
+        let _ = count;
+    }
 }
