@@ -254,9 +254,11 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
             (sent.rounds, sent.pages) = (sent.rounds + 1, sent.pages + count);
 
             pages.clear();
+            let asked = self.runtime.now();
             self.get(pages).map_err(alone)?;
             let (since, mut by_vcpu) = (got, vec![0; self.hello.vcpus as usize]);
             got = self.runtime.now();
+            let wanted = with_last_get(&self.wanted, got.saturating_sub(asked));
             let by_each = host.written(&mut by_vcpu);
             let left = pages.count();
             rates.written(left, got.saturating_sub(since), by_each.then_some(&by_vcpu));
@@ -265,7 +267,7 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
             let measured =
                 Measured { bandwidth: rates.bandwidth(), writes: rates.writes(), working_set: ever.count(), left };
             let rounds = u64::from(self.wanted.rounds).saturating_sub(sent.rounds) as u32;
-            let step = with_margin(&measured, &Wanted { rounds, ..self.wanted });
+            let step = with_margin(&measured, &Wanted { rounds, ..wanted });
             host.progress(&Progress { round: sent.rounds, pages: count, time, left, plan: &step });
             let throttle = match step {
                 Plan::Stop(_) => return Ok(true),
@@ -338,6 +340,15 @@ fn sections<W: Write>(
     let failed = |cause| Failed { cause, stream: Some(0) };
     let sections = sections.map_err(|why| failed(Cause::State(why)))?;
     lanes.iter_mut().take(1).try_for_each(|lane| lane.sections(&sections)).map_err(failed)
+}
+
+/// Adds the last `get`, for which the stopped guest waits, to what pages do not take. It takes as long as the one before,
+/// and the link as long again, at most, for the pages that the guest wrote during that one. A `get` that took most of the
+/// downtime was disturbed, or the memory is too large for this downtime; rounds cannot tell, and would not mend the
+/// latter. So half of the time is left to pages.
+fn with_last_get(wanted: &Wanted, get: Duration) -> Wanted {
+    let pages = wanted.downtime.saturating_sub(wanted.fixed);
+    Wanted { fixed: wanted.fixed.saturating_add(get.saturating_mul(2).min(pages / 2)), ..*wanted }
 }
 
 /// Plans the next step. The guest is stopped when the rest fits. Until then rounds and throttle aim at less, because what

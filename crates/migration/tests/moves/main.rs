@@ -19,6 +19,7 @@ mod postcopied;
 mod program;
 mod refused;
 mod sides;
+mod slow;
 mod snapshots;
 mod store;
 mod streams;

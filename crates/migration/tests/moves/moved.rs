@@ -17,6 +17,7 @@ use twofold_migration::{Answers, Cancel, Runtime};
 use crate::guest::{Guest, Place, capabilities, hello};
 use crate::link::{Arbiter, Cut, Receiver, Sender, Sink, Virtual, pipe};
 use crate::sides::{Source, Target};
+use crate::slow::Slow;
 
 /// A guest that moves, and everything that may go wrong.
 pub struct Move {
@@ -29,6 +30,8 @@ pub struct Move {
     /// Nanoseconds for a byte, and writes a second of each vCPU.
     pub byte: u64,
     pub rates: Vec<u64>,
+    /// Nanoseconds that the log takes to report a memslot.
+    pub get: u64,
     pub here: Capabilities,
     pub change: fn(&mut Hello),
     /// The stream that is cut, and where; the last number stands for the answers.
@@ -65,6 +68,7 @@ impl Move {
             // 100 MB/s, and 10,000 writes a second.
             byte: 10,
             rates: vec![10_000],
+            get: 0,
             here: capabilities(),
             change: |_| (),
             cut: None,
@@ -121,7 +125,7 @@ impl Move {
                 (received, guest, digests, refused, there.state())
             });
             let precopy = Precopy {
-                ram: &ram(from.ram(self.tracker)),
+                ram: &Slow { ram: ram(from.ram(self.tracker)), clock, get: self.get },
                 hello,
                 wanted: self.wanted,
                 limit: self.limit,

@@ -34,6 +34,25 @@ fn the_guest_stands_still_no_longer_than_was_asked_for() {
     }
 }
 
+/// Each of the three memslots takes 0.2 ms to report, once more while the guest stands still.
+#[test]
+fn the_last_get_is_a_part_of_the_downtime() {
+    for tracker in Tracker::ALL {
+        let [mut here, mut there] = places();
+        let guest = here.boot(1, (300, 50));
+        let wanted = Wanted { fixed: Duration::from_micros(100), rounds: 60, ..wanted(4) };
+        let all = Move { wanted, get: 200_000, rates: vec![25_000], ..Move::new(tracker) };
+        let arbiter = Arbiter::new(first());
+        let moved = all.go(&guest, &mut there, &arbiter);
+        let sent = moved.result.as_ref().unwrap().sent;
+        assert!(sent.stopped <= wanted.downtime, "{tracker:?}: {sent:?}");
+        assert!(matches!(moved.plans.last(), Some((_, _, Plan::Stop(_)))));
+        // Not for want of pages: more of them would not fit.
+        assert!(sent.stopped > wanted.downtime / 4, "{tracker:?}: {sent:?}");
+        assert!(moved.check(&guest, &mut there, &arbiter).is_some());
+    }
+}
+
 #[test]
 fn the_vcpus_that_write_most_are_slowed_down_by_the_least_that_suffices() {
     for tells_apart in [true, false] {
