@@ -153,6 +153,8 @@ pub mod precopy;
 pub mod ram;
 pub mod receive;
 mod runtime;
+#[cfg(feature = "sealed")]
+pub mod sealed;
 mod section;
 pub mod snapshot;
 pub mod stream;
