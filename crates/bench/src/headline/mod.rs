@@ -7,6 +7,7 @@
 mod async_fault;
 mod counted;
 mod log;
+mod migrate_model;
 mod part;
 mod plan;
 pub mod published;
@@ -90,6 +91,7 @@ fn parts(options: &HeadlineOptions) -> Vec<Box<dyn Part>> {
     parts.extend(window::WindowPart::all().map(|part| Box::new(part) as Box<dyn Part>));
     parts.push(Box::new(walk::WalkPart::default()));
     parts.push(Box::new(async_fault::AsyncFaultPart::new()));
+    parts.push(Box::new(migrate_model::MigrateModelPart::new()));
     parts.extend(split::SplitPart::all().map(|part| Box::new(part) as Box<dyn Part>));
     parts.push(Box::new(log::LogPart::default()));
     parts.extend(stages::StagesPart::all().into_iter().map(|part| Box::new(part) as Box<dyn Part>));
@@ -135,8 +137,8 @@ fn notes(plan: &Plan, options: &HeadlineOptions) -> Vec<String> {
          of ours"
             .to_owned(),
         format!(
-            "modelled: {} ns are added for each guest exit (--exit-cost); asynchronous faults are in virtual time, with the \
-             prices of `bench async-fault`",
+            "modelled: {} ns are added for each guest exit (--exit-cost); asynchronous faults and migrations are in virtual \
+             time, with the prices of `bench async-fault` and `bench migrate-model`",
             options.exit_cost
         ),
     ];
@@ -163,7 +165,7 @@ mod tests {
         let mut sources: Vec<_> = rows.iter().map(|row| row.source.as_str()).collect();
         sources.dedup();
         assert_eq!(sources, ["Bras 2026", "Natapov 2010", "Bras RFC 2026", "Kolothum 2023", "Wang 2021", "target"]);
-        assert_eq!(rows.iter().filter(|row| row.source == TARGET).count(), 14);
+        assert_eq!(rows.iter().filter(|row| row.source == TARGET).count(), 23);
     }
 
     #[test]

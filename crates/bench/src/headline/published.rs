@@ -260,7 +260,9 @@ const fn log(what: &'static str, (before, after): (f64, f64), part: Part) -> Pub
 }
 
 const fn redis(what: &'static str, (before, after, unit): (f64, f64, &'static str)) -> Published {
-    let subject = Subject::Unmeasured("needs a live migration of a guest that runs Redis");
+    let subject = Subject::Unmeasured(
+        "needs a live migration of a guest that runs Redis, at EL2; the targets have its claim in virtual time",
+    );
     Published {
         source: KOLOTHUM,
         what,

@@ -9,6 +9,7 @@ mod dirty_table;
 mod engine;
 mod headline;
 mod migrate;
+mod migrate_model;
 mod names;
 mod oracle;
 mod output;
@@ -27,6 +28,7 @@ pub use dirty_table::DirtyTableOptions;
 pub use engine::{EngineOptions, Steps};
 pub use headline::HeadlineOptions;
 pub use migrate::{CompareRamOptions, Control, MigrateOptions, Packed};
+pub use migrate_model::{Hot, MigrateModelOptions, Mix};
 pub use oracle::OracleOptions;
 pub use output::OutputOptions;
 pub use page_table::PageTableOptions;
@@ -66,6 +68,9 @@ pub enum Command {
     /// Compares the memory of a stopped source with a target's, page by page, for `migrate`
     #[command(hide = true)]
     MigrateCompare(CompareRamOptions),
+    /// A guest that moves while it writes, with each tracker, in virtual time: its work, the migration, the downtime
+    #[command(after_help = migrate_model::HELP)]
+    MigrateModel(Box<MigrateModelOptions>),
     /// Every published number of the sources, with ours next to it
     #[command(after_help = headline::HELP)]
     Headline(Box<HeadlineOptions>),

@@ -30,9 +30,14 @@ pub fn phase(name: &str) -> Option<&'static str> {
         "after" => "The guest's rate after the log was disabled, with the faults on pages that are still protected.",
         "lost" => "The work that the guest did not do while logged, as time at its steady rate.",
         "work" => "The work of all workers in the guest's time, with this latency of the store.",
+        "guest's work" => "The time until the guest has done its work, before and after it moved.",
         "pages" => "The absent pages that the guest's tasks touched and the store brought in the same time.",
-        "migration" => "From the begin of the migration until all of the guest is at the target.",
-        "downtime" => "From the begin of the stop at the source until all vCPUs are in the guest at the target.",
+        "migration" => {
+            "From the begin of the migration until all of the guest is at the target, or was offered to it in the model."
+        }
+        "downtime" => {
+            "How long the guest stands still: until its vCPUs go on at the target, or in the model until it is offered."
+        }
         "rate before" => "The requests that the guest serves before the migration.",
         "rate during" => "The requests that the guest serves during the migration, its downtime included.",
         "rate after" => "The requests that the guest serves at the target, after the migration.",

@@ -145,6 +145,9 @@ mod tests {
             "bytes sent",
             "work at 10 ms",
             "pages",
+            "guest's work at 80 %",
+            "migration",
+            "downtime",
         ];
         let stages = Stage::ALL.map(Stage::name);
         for name in phases.into_iter().chain(stages).chain(twofold_abi::vendor::PHASES) {
