@@ -33,7 +33,9 @@
 //!
 //! **A cut link** fails what is waited for ([`StoreError::Ended`]): the vCPUs stop with the page as the reason, and
 //! [`state`](Peer::state) has the link's. After [`resume`](Peer::resume) the embedder has them ask again
-//! ([`retry_failed`](twofold_memory::async_fault::VcpuFaults::retry_failed)); the source was asked already.
+//! ([`retry_failed`](twofold_memory::async_fault::VcpuFaults::retry_failed)); the source was asked already. A vCPU that
+//! finds that it stopped while the state is not [`TargetState::Stopped`] any more asks again at once: its request failed
+//! just before the new link.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
