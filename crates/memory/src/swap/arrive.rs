@@ -5,7 +5,8 @@ use twofold_stage2::{Ipa, Lent, Lock, Platform, Run};
 
 use super::single::{Kept, Page, Present};
 use super::state::Swap;
-use super::store::{Completed, Failure, Operation, Place, ReadRequest, StoreError};
+use super::store::{Completed, Failure, Operation, Place, ReadRequest};
+use super::store_error::StoreError;
 use super::waiters::Waiter;
 use crate::async_fault::Arrival;
 use crate::frames::FRAME;

@@ -145,6 +145,7 @@ mod refaults;
 pub(crate) mod single;
 pub(crate) mod state;
 pub(crate) mod store;
+mod store_error;
 mod waiters;
 
 pub use area::AreaPlace;
@@ -159,5 +160,6 @@ pub use pin::{Pinned, PinnedFor};
 pub use postcopy::Supplied;
 pub use refaults::{Refaults, WorkingSet};
 pub use state::SwapOptions;
-pub use store::{Completions, Failure, Notify, Operation, PageStore, Place, ReadRequest, StoreError, WriteRequest};
+pub use store::{Completions, Failure, Notify, Operation, PageStore, Place, ReadRequest, WriteRequest};
+pub use store_error::StoreError;
 pub use waiters::Waiter;

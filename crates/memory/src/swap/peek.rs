@@ -9,7 +9,7 @@ use twofold_stage2::{Ipa, Platform, Run};
 use super::peeks::{Bytes, State};
 use super::single::Page;
 use super::state::Swap;
-use super::store::StoreError;
+use super::store_error::StoreError;
 use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::ram::Content as PageContent;

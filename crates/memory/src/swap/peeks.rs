@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 use twofold_stage2::Ipa;
 
-use super::store::StoreError;
+use super::store_error::StoreError;
 use crate::frames::FRAME;
 
 /// A page's bytes.

@@ -25,6 +25,7 @@ use alloc::sync::Arc;
 
 use twofold_stage2::{Ipa, Run};
 
+use super::store_error::StoreError;
 use super::waiters::Waiter;
 use crate::async_fault::Arrival;
 
@@ -172,23 +173,6 @@ impl core::fmt::Display for Operation {
             Self::Read => "read",
         })
     }
-}
-
-/// Why a store could not do a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StoreError {
-    /// The device reports an error.
-    #[error("error {code} of its device")]
-    Device {
-        /// The device's or the system's number for it.
-        code: i32,
-    },
-    /// The content at the place is not what was written.
-    #[error("the content is damaged")]
-    Damaged,
-    /// The store has ended: for a peer, the link is cut.
-    #[error("the store has ended")]
-    Ended,
 }
 
 /// What a request is about.

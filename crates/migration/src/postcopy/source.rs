@@ -7,8 +7,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::pages::PageSet;
-use crate::precopy::lane::AHEAD;
-use crate::ram::Ahead;
+use crate::ram::{AHEAD, Ahead};
 use crate::stream::Slot;
 
 /// The source's state: the pages that were not sent.

@@ -10,6 +10,9 @@ use twofold_memory::swap::Peeked;
 
 use super::access::{Away, RamError};
 
+/// Pages that a stream asks the guest's store for at a time. Each takes a frame while the store reads it.
+pub(crate) const AHEAD: usize = 8;
+
 /// Pages on their way from a store to a stream. Dropped, they are forgotten.
 #[derive(Debug)]
 pub struct Ahead<A> {

@@ -9,5 +9,6 @@ mod ahead;
 mod guest;
 
 pub use access::{Away, PageRead, RamError, SourceRam, TargetRam};
+pub(crate) use ahead::AHEAD;
 pub use ahead::Ahead;
 pub use guest::GuestRam;
