@@ -49,6 +49,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::MigrateTarget => experiment::migrate::target_command().map(|()| ExitCode::SUCCESS),
         Command::MigrateCompare(options) => experiment::migrate::compare_command(options),
         Command::MigrateModel(options) => experiment::migrate_model::command(options),
+        Command::MigratePass(options) => experiment::migrate_pass::command(options),
         Command::Headline(options) => headline::command(options),
         Command::Compare(options) => compare::command(options),
         Command::Show(options) => show::command(options),

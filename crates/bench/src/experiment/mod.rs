@@ -14,6 +14,7 @@ pub mod kvm;
 pub mod machine;
 pub mod migrate;
 pub mod migrate_model;
+pub mod migrate_pass;
 pub mod page_table;
 pub mod progress;
 pub mod record;

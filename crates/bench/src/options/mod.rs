@@ -10,6 +10,7 @@ mod engine;
 mod headline;
 mod migrate;
 mod migrate_model;
+mod migrate_pass;
 mod names;
 mod oracle;
 mod output;
@@ -29,6 +30,7 @@ pub use engine::{EngineOptions, Steps};
 pub use headline::HeadlineOptions;
 pub use migrate::{CompareRamOptions, Control, MigrateOptions, Packed};
 pub use migrate_model::{Hot, MigrateModelOptions, Mix};
+pub use migrate_pass::MigratePassOptions;
 pub use oracle::OracleOptions;
 pub use output::OutputOptions;
 pub use page_table::PageTableOptions;
@@ -71,6 +73,9 @@ pub enum Command {
     /// A guest that moves while it writes, with each tracker, in virtual time: its work, the migration, the downtime
     #[command(after_help = migrate_model::HELP)]
     MigrateModel(Box<MigrateModelOptions>),
+    /// One pass over a stopped guest: each stage of a migration beside the library that it uses
+    #[command(after_help = migrate_pass::HELP)]
+    MigratePass(Box<MigratePassOptions>),
     /// Every published number of the sources, with ours next to it
     #[command(after_help = headline::HELP)]
     Headline(Box<HeadlineOptions>),

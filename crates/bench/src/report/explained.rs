@@ -31,6 +31,12 @@ pub fn phase(name: &str) -> Option<&'static str> {
         "lost" => "The work that the guest did not do while logged, as time at its steady rate.",
         "work" => "The work of all workers in the guest's time, with this latency of the store.",
         "guest's work" => "The time until the guest has done its work, before and after it moved.",
+        "read" => "Pages come out of the guest's memory.",
+        "read and scan" => "Pages come out of the guest's memory, zero pages are found, and the others get a checksum.",
+        "scan" => "Zero pages are found, and the others get a checksum and a record.",
+        "send" => "Records go through a socket.",
+        "compress" => "Pages that are not zero are compressed.",
+        "encrypt" => "Records are encrypted and authenticated.",
         "pages" => "The absent pages that the guest's tasks touched and the store brought in the same time.",
         "migration" => {
             "From the begin of the migration until all of the guest is at the target, or was offered to it in the model."
@@ -79,6 +85,8 @@ pub fn value(key: &str, value: &str) -> Option<&'static str> {
         ("tracker", "adaptive") => "Faults or hardware, decided for each 64 pages by what their writes have cost.",
         ("tracker", "ring") => "KVM's dirty ring: each vCPU lists the pages that it writes.",
         ("tracker", "post-copy") => "The guest runs at the target at once, and its pages follow.",
+        ("variant", "alone") => "The library that a stage uses, alone, over the same bytes.",
+        ("variant", "stream") => "The stage as a migration does it.",
         ("async", "off") => "A vCPU that touches an absent page waits for it.",
         ("async", "halt") => "The vCPU waits for the page or for an interrupt, so the guest's timer still runs.",
         ("async", "pv") => "The guest is told, parks its task and runs another one (Natapov 2010).",

@@ -21,7 +21,7 @@ const TECHNIQUES: [&str; 7] = ["split", "cmo", "coalesce", "tables", "tracker", 
 const BEFORE: [&str; 7] = ["every-level", "on-abort", "free-first", "always", "write-protect", "off", "before"];
 
 /// The experiments that compare a part of their figures with published ones.
-pub const BESIDE_PUBLISHED: [&str; 2] = ["async-fault", "migrate-model"];
+pub const BESIDE_PUBLISHED: [&str; 3] = ["async-fault", "migrate-model", "migrate-pass"];
 
 /// The text in place of a change, if there are too few runs to claim one.
 pub const TOO_FEW: &str = "too few runs";
