@@ -7,13 +7,13 @@ use twofold_migration::plan::{Forecast, Plan as Step};
 use twofold_migration::precopy;
 use twofold_migration::ram::GuestRam;
 
-use super::host_clock::Threads;
 use super::node::Node;
 use super::owner_record::OwnerRecord;
 use super::plan::Plan;
 use super::process::BENCH;
 use super::settings::{How, PAGE};
 use super::source::Source;
+use crate::experiment::host_clock::Threads;
 use crate::readable;
 use crate::report::table::table;
 

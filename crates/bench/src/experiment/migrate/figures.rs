@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::host_clock::Moment;
 use super::orders::{Received, Sent};
 use super::plan::{NAME, Plan};
 use super::settings::{How, PAGE};
+use crate::experiment::host_clock::Moment;
 use crate::readable;
 use crate::results::{Kind, Measurement, Platform, Quantity, Results, Series};
 

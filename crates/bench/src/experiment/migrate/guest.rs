@@ -19,10 +19,10 @@ use twofold_memory::{Error, GuestMemory, SlotId};
 use twofold_migration::stream;
 
 use super::arrivals::Arrivals;
-use super::host_clock::Moment;
 use super::pace::Pace;
 use super::place::Made;
 use super::settings::{PAGE, Settings};
+use crate::experiment::host_clock::Moment;
 
 /// A guest with its vCPUs, each on a thread.
 pub struct Guest {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use twofold_machine::key_value::Served;
 
-use super::host_clock::Moment;
+use crate::experiment::host_clock::Moment;
 
 /// Requests that were served until a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,14 +14,13 @@
 //! | [`place`] | the machine that a guest is made on, whose memory is a file |
 //! | [`source`], [`serve`] | what a migration asks of the guest that leaves, and of its pages after it has left |
 //! | [`target`], [`peer_store`], [`arrivals`] | what makes a guest of what comes; pages that come later, and vCPUs that wait for them |
-//! | [`owner_record`], [`link`], [`host_clock`] | the arbiter, the sockets and the clock |
+//! | [`owner_record`], [`link`] | the arbiter and the sockets |
 
 mod arrivals;
 mod compare;
 mod dry_run;
 mod figures;
 mod guest;
-mod host_clock;
 mod link;
 mod lists;
 mod measure;

@@ -23,7 +23,6 @@ use twofold_migration::stream::Message;
 use twofold_migration::{Answers, Cancel};
 
 use super::guest::Guest;
-use super::host_clock::{Moment, Threads};
 use super::link::{self, Listener, Receiver};
 use super::lists;
 use super::meter::Meter;
@@ -34,6 +33,7 @@ use super::serve::serve;
 use super::settings::{How, Settings};
 use super::source::{Source, Withholding};
 use super::target::{Switch, Target};
+use crate::experiment::host_clock::{Moment, Threads};
 
 /// One of the two processes.
 pub struct Node {

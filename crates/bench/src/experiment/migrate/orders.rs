@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::compare::Compared;
-use super::host_clock::Moment;
 use super::meter::Sample;
 use super::settings::{How, Settings};
+use crate::experiment::host_clock::Moment;
 
 /// A message of the bench.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,8 +9,8 @@ use twofold_migration::ram::{PageRead, RamError, SourceRam};
 use twofold_migration::stream::{Name, Slot};
 
 use super::guest::Guest;
-use super::host_clock::Moment;
 use super::owner_record::OwnerRecord;
+use crate::experiment::host_clock::Moment;
 
 /// The section of a vCPU, and its version.
 pub const VCPU: &str = "vcpu";

@@ -17,7 +17,6 @@ use twofold_stage2::Ipa;
 
 use super::compare::Compared;
 use super::guest::Guest;
-use super::host_clock::Moment;
 use super::link::Sender;
 use super::lists;
 use super::owner_record::OwnerRecord;
@@ -25,6 +24,7 @@ use super::peer_store::{PeerStore, place_of};
 use super::place::{Made, Place};
 use super::settings::{PAGE, Settings};
 use super::source::{VCPU, VCPU_VERSION};
+use crate::experiment::host_clock::Moment;
 
 /// The target's embedder.
 pub struct Target<'n> {

@@ -19,10 +19,11 @@ use twofold_migration::commit::{Embedder, Owner, Ownership, Request, Side, State
 use twofold_migration::plan::{Throttle, Wanted};
 use twofold_migration::precopy::{Host, Postcopy, Precopy, Sent};
 use twofold_migration::stream::{Compression, Hello};
-use twofold_migration::{Answers, Cancel, Runtime, Section};
+use twofold_migration::{Answers, Cancel, Section};
 
 use super::guest::{Guest, PAGE, START};
 use super::link::Socket;
+use crate::experiment::host_clock::Threads;
 
 /// A guest that moves, once.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +54,6 @@ impl Move {
         let cpu = FastCpu { machine: Arc::clone(machine), number: 0 };
         let from = Ownership { owner: Owner { host: 1, incarnation: 1 }, epoch: 1 };
         let mut side = Side::new(from.owner, State::Running { owned: from });
-        let clock = Clock(Instant::now());
         let precopy = Precopy {
             ram: &guest.all(self.tracker)?,
             hello: Hello { memory: guest.bytes(), ..guest.hello(0)?.0 },
@@ -61,7 +61,7 @@ impl Move {
             limit: Some(self.link),
             compression: Compression::Off,
             postcopy: Postcopy::Off,
-            runtime: &clock,
+            runtime: &Threads,
             cancel: &Cancel::new(),
         };
         let sink = Socket::new()?;
@@ -120,18 +120,6 @@ impl Program for Writes<'_> {
             self.done += 1;
         }
         Ok(Ended)
-    }
-}
-
-struct Clock(Instant);
-
-impl Runtime for Clock {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-
-    fn wait(&self, time: Duration) {
-        thread::sleep(time);
     }
 }
 
