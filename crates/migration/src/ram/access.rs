@@ -56,9 +56,7 @@ pub trait SourceRam: Sync {
     fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<PageRead<Self::Away>, RamError>;
 
     /// How long a migration waits for the store, while not one of the pages that it has asked for comes.
-    fn patience(&self) -> Duration {
-        Duration::from_secs(10)
-    }
+    fn patience(&self) -> Duration;
 }
 
 /// What [`SourceRam::read`] did.

@@ -4,6 +4,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use std::time::Duration;
+
 use twofold_memory::dirty::Tracker;
 use twofold_migration::Cancel;
 use twofold_migration::ram::{PageRead, RamError, SourceRam};
@@ -75,6 +77,10 @@ impl<M: SourceRam> SourceRam for Broken<'_, M> {
 
     fn stop(&self) {
         self.ram.stop();
+    }
+
+    fn patience(&self) -> Duration {
+        self.ram.patience()
     }
 
     fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<PageRead<M::Away>, RamError> {

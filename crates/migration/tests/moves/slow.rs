@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A memory whose log takes time to report pages. The guest runs meanwhile.
 
+use std::time::Duration;
+
 use twofold_migration::ram::{PageRead, RamError, SourceRam};
 use twofold_migration::stream::Slot;
 
@@ -46,5 +48,9 @@ impl<M: SourceRam> SourceRam for Slow<'_, '_, M> {
 
     fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<PageRead<M::Away>, RamError> {
         self.ram.read(slot, page, bytes)
+    }
+
+    fn patience(&self) -> Duration {
+        self.ram.patience()
     }
 }

@@ -190,6 +190,10 @@ impl<'g> SourceRam for Racing<'g> {
         self.ram.stop();
     }
 
+    fn patience(&self) -> Duration {
+        self.ram.patience()
+    }
+
     fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<PageRead<Self::Away>, RamError> {
         if self.concerns(slot, page) {
             self.happened.fetch_add(1, Ordering::Relaxed);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The source of a move: what the migration asks of the guest that runs here.
 
+use std::time::Duration;
+
 use twofold_migration::Section;
 use twofold_migration::commit::{Embedder, Ownership, Request};
 use twofold_migration::plan::Throttle;
@@ -118,5 +120,9 @@ impl<M: SourceRam> SourceRam for Withholding<M> {
             return Ok(PageRead::Done);
         }
         self.ram.read(slot, page, bytes)
+    }
+
+    fn patience(&self) -> Duration {
+        self.ram.patience()
     }
 }

@@ -234,6 +234,10 @@ impl<'g> SourceRam for Charged<'_, 'g> {
         }
         Ok(read)
     }
+
+    fn patience(&self) -> Duration {
+        self.ram.patience()
+    }
 }
 
 /// The source's embedder. Nothing takes the guest, and nothing asks for it back.
