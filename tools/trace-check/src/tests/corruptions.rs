@@ -19,7 +19,7 @@ use crate::state::Checker;
 #[test]
 fn corrupted_traces_are_refused() {
     let seed = number("TWOFOLD_SEED").unwrap_or(1);
-    let most = number("TWOFOLD_PLACES").unwrap_or(12) as usize;
+    let most = number("TWOFOLD_PLACES").unwrap_or(5) as usize;
     println!("TWOFOLD_SEED={seed} TWOFOLD_PLACES={most}");
     let mut counts = BTreeMap::new();
     let mut accepted = Vec::new();
