@@ -435,12 +435,15 @@ fn moves(plan: Plan, seed: u64) -> Done {
         }
         programs
     });
-    let seats = seats.into_seats();
+    let mut seats = seats.into_seats();
     let ended = machine.alone(|cpu| {
         if done.absent > 0 {
             assert_eq!(peer.state(), TargetState::Complete);
         }
         let memory = there.memory();
+        for (seat, arrivals) in seats.iter_mut().zip(&reports_there.arrivals) {
+            seat.take_all_tokens(memory, arrivals);
+        }
         let log = memory.dirty_log(ids(&there)[0].0).unwrap();
         let mut dirty = DirtyPages::new();
         log.get(&mut dirty).unwrap();

@@ -114,6 +114,17 @@ impl Seat {
         let _ = self.faults.fault(arrivals, &mut host, &AbsentPage::of(&fault), &context);
     }
 
+    /// The guest's kernel goes on after its last instruction: a page that was announced just before is ready by now. So
+    /// tokens that are out after this are lost. All pages are in memory.
+    pub fn take_all_tokens(&mut self, memory: &Memory, arrivals: &Arrivals) {
+        // One token may be announced and one ready, each behind the other.
+        for _ in 0..3 {
+            let mut host = VcpuHost { vcpu: self.number, memory };
+            assert_eq!(self.faults.before_entry(arrivals, &mut host), Next::Enter);
+            self.take_tokens(memory, arrivals).unwrap();
+        }
+    }
+
     /// What the guest's kernel does at its interrupt. The area may have left, too.
     pub fn take_tokens(&mut self, memory: &Memory, arrivals: &Arrivals) -> Result<(), Error> {
         let at = self.area();
