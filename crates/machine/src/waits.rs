@@ -2,7 +2,7 @@
 //! Whether all CPUs of a machine wait for each other, as far as their turns show it.
 //!
 //! A CPU that waits gives the turn away: it *passes*. It also executes some *points* between two passes, for example to
-//! read the lock that it waits for. So many passes in a row mean that the CPUs wait for each other, unless one of them
+//! read the lock that it waits for. Many passes in a row mean that the CPUs wait for each other, unless one of them
 //! does something meanwhile:
 //!
 //! * **Progress** is a step that happens a limited number of times in a run: a guest's access, or a store to an entry.

@@ -66,7 +66,7 @@ pub enum FaultMode {
     Off,
     /// It waits for the page or for an interrupt
     Halt,
-    /// The guest is told, and runs another task
+    /// The guest gets a notification, and runs another task
     Pv,
 }
 

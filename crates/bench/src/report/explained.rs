@@ -89,7 +89,7 @@ pub fn value(key: &str, value: &str) -> Option<&'static str> {
         ("variant", "stream") => "The stage as a migration does it.",
         ("async", "off") => "A vCPU that touches an absent page waits for it.",
         ("async", "halt") => "The vCPU waits for the page or for an interrupt, so the guest's timer still runs.",
-        ("async", "pv") => "The guest is told, parks its task and runs another one (Natapov 2010).",
+        ("async", "pv") => "The guest gets a notification, parks its task and runs another one (Natapov 2010).",
         ("backing", "anonymous") => "Memory mapped by pages of 4 KiB, so that nothing is left to split.",
         ("backing", "anonymous_thp") => "Memory mapped by blocks of 2 MiB.",
         ("backing", "anonymous_hugetlb_1gb") => "Memory mapped by blocks of 1 GiB.",

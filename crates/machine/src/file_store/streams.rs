@@ -6,7 +6,7 @@ use twofold_stage2::Ipa;
 
 use super::packed::PAGE;
 
-/// Sequential accesses that are told apart.
+/// How many sequential streams are followed at once.
 const COUNT: usize = 8;
 
 #[derive(Debug, Default)]

@@ -61,7 +61,7 @@ impl<'m, H: Platform> Swapped<'m, H> {
     /// The host's task.
     fn make_room(&mut self) {
         let wanted = self.memory.wants_frames();
-        // If nothing can leave, what waits for frames is told so.
+        // If no page can leave, each request that waits for a frame fails.
         if wanted > 0 && self.hand.make_room(self.memory, wanted).is_err() {
             self.memory.fail_waiting();
         }

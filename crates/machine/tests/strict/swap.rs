@@ -34,7 +34,7 @@ const TOUCHED: u64 = 61;
 const START: Ipa = Ipa::new(RAM.raw() + MIB_2 - 32 * PAGE);
 /// The least limit: the vCPUs use more.
 const LIMIT: u64 = VCPUS * twofold_memory::swap::FRAMES_PER_VCPU;
-/// One request in so many fails, if nothing else is asked for.
+/// One request in `FAILS` fails, unless the environment has another number.
 const FAILS: u64 = 20;
 /// Waiters that are no vCPUs.
 const COPIER: u64 = 0;

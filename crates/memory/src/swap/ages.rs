@@ -15,7 +15,7 @@ use crate::frames::{FRAME, HUGE_PAGE, PAGES};
 
 /// Pages whose bytes are allocated together: 128 MiB.
 const PART: usize = 64 * PAGES as usize;
-/// Rounds that are told apart. The last value means this long ago, or longer, or never.
+/// The highest number of rounds that is stored. It means this long ago, or longer, or never.
 pub(super) const OLDEST: u8 = 63;
 
 /// What is known of one page: its [`Class`] in the upper two bits, and below them the rounds since its last access.

@@ -67,8 +67,8 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Ends the waiting for frames: for a write-out task that cannot free any, since the store is full or fails. Each of
-    /// these waiters is notified of a failure; their vCPUs stop with the page as the reason, and ask again when they are
-    /// told to ([`retry_failed`](crate::async_fault::VcpuFaults::retry_failed)). Returns how many there were.
+    /// these waiters is notified of a failure; their vCPUs stop with the page as the reason, and ask again after
+    /// [`retry_failed`](crate::async_fault::VcpuFaults::retry_failed). Returns how many there were.
     pub fn fail_waiting(&self) -> usize {
         let Some(swap) = &self.swap else { return 0 };
         let platform = self.stage2.platform();

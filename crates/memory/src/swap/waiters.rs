@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who waits for which page: a fixed number of entries, so that a fault allocates nothing.
+//! The waiters for each page: a fixed number of entries, so that a fault allocates nothing.
 //!
 //! Invariant: a vCPU has one entry for each slot of its [`Arrivals`](crate::async_fault::Arrivals). A ticket that takes
 //! a slot again replaces the one before, which is stale then. So a vCPU's entry is always free for it.

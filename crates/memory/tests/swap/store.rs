@@ -40,7 +40,7 @@ pub struct Inner {
     places: u64,
 }
 
-/// A test that fails is told why, and not that it has dropped requests.
+/// Dropping a request panics. A test that fails reports its own failure instead.
 impl Drop for Inner {
     fn drop(&mut self) {
         if std::thread::panicking() {

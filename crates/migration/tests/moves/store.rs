@@ -47,7 +47,7 @@ enum Request {
     Read(ReadRequest),
 }
 
-/// A test that fails is told why, and not that it has dropped requests.
+/// Dropping a request panics. A test that fails reports its own failure instead.
 impl Drop for Inner {
     fn drop(&mut self) {
         std::mem::forget(std::mem::take(&mut self.requests));

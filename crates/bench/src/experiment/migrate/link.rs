@@ -84,7 +84,7 @@ impl Listener {
         Ok(Self { socket, path: path.to_owned() })
     }
 
-    /// Waits for the connections. If `ends_after` is set, this process ends when it has read so many bytes of a stream.
+    /// Waits for the connections. This process ends when it has read `ends_after` bytes of a stream, if that is set.
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ use super::settings::{PAGE, Settings};
 /// How long the other side may take to write its list.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The list of a side of a move. `when` tells several of a move apart.
+/// The path of a side's list. `when` distinguishes several lists of one move.
 pub fn path(settings: &Settings, number: u64, side: &str, when: &str) -> PathBuf {
     settings.directory.join(format!("pages-{number}-{side}-{when}"))
 }

@@ -3,7 +3,7 @@
 //!
 //! 1. The options become a [`plan`].
 //! 2. The plan is measured ([`measure`]): the bench and a [`process`] that it starts are a [`node`] each, and the guest
-//!    moves between them, back and forth. Both are told what to do by [`orders`].
+//!    moves between them, back and forth. The bench sends the other node its [`orders`].
 //! 3. At each switch, before the guest's first entry, a third program compares the memory of both ([`compare`]); it gets
 //!    [`lists`] of pages. It shares no code with the migration.
 //! 4. The figures of each move ([`figures`]) are reported as those of every experiment.

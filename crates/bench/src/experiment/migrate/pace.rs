@@ -23,7 +23,7 @@ const MANY: u64 = 1000;
 const LATE: Duration = Duration::from_millis(5);
 
 impl Pace {
-    /// A pace of so many requests a second.
+    /// A pace of `rate` requests a second.
     pub fn new(rate: u64) -> Self {
         Self { rate, due: Instant::now() }
     }

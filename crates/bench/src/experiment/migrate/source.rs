@@ -61,7 +61,7 @@ impl precopy::Host for Source<'_> {
     }
 
     fn throttle(&mut self, throttle: &Throttle) {
-        // The faults of vCPUs are not told apart here, so there is one number for all.
+        // The guest does not count the faults of each vCPU, so all vCPUs are slowed down alike.
         let slowed = throttle.slowed.first().copied().unwrap_or(0);
         self.slowed = self.slowed.max(slowed);
         self.guest.slow(slowed);

@@ -31,7 +31,7 @@ pub struct Inner {
     pub moved: u64,
 }
 
-/// A test that fails is told why, and not that it has dropped requests.
+/// Dropping a request panics. A test that fails reports its own failure instead.
 impl Drop for Inner {
     fn drop(&mut self) {
         std::mem::forget((std::mem::take(&mut self.writes), std::mem::take(&mut self.reads)));
