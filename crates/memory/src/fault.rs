@@ -45,8 +45,10 @@ impl<P: Platform> GuestMemory<P> {
         }
         match fault.kind {
             FaultKind::Translation => match self.map_page(fault) {
-                Ok(done) => Ok(Answer::Retry(done)),
-                Err(slot) => self.map(fault, slot),
+                Attempt::Mapped(done) => Ok(Answer::Retry(done)),
+                Attempt::WasMapped => self.allow(fault),
+                Attempt::NoSlot => Ok(Answer::ExternalAbort),
+                Attempt::Unfinished(slot) => self.map(fault, slot),
             },
             FaultKind::Permission if fault.access == AccessKind::Write => self.allow_write(fault.ipa),
             FaultKind::Permission => self.allow(fault),
@@ -54,35 +56,34 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// The fast path of [`map`](Self::map): maps a page of RAM that has a frame. Returns `Err` if there is more to do, with
-    /// the slot if it was found. Nothing is half done then.
-    ///
-    /// Its result is in registers. So it returns no [`Error`], which `map` finds again.
+    /// The fast path of [`map`](Self::map): maps a page of RAM that has a frame. Its result is in registers. So it
+    /// returns no [`Error`], which `map` finds again.
     #[inline(always)]
-    fn map_page(&self, fault: &GuestFault) -> Result<Done, Option<&Memslot>> {
+    fn map_page(&self, fault: &GuestFault) -> Attempt<'_> {
         let page = fault.ipa.align_down(FRAME);
-        let slot = self.slots.find(page).ok_or(None)?;
-        let Content::Ram(ram) = &slot.content else { return Err(Some(slot)) };
+        let Some(slot) = self.slots.find(page) else { return Attempt::NoSlot };
+        let Content::Ram(ram) = &slot.content else { return Attempt::Unfinished(slot) };
         if !allows(slot, fault.access) || slot.tracking.running().is_some() || self.pages == Pages::Largest {
-            return Err(Some(slot));
+            return Attempt::Unfinished(slot);
         }
-        let (grant, first_touch) = self.make_ready(page, ram, Level::L3).ok_or(Some(slot))?;
+        let Some((grant, first_touch)) = self.make_ready(page, ram, Level::L3) else {
+            return Attempt::Unfinished(slot);
+        };
         let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
-        let Ok(mapped) = self.map_leaf(Level::L3, grant, &attributes) else { return Err(Some(slot)) };
+        let Ok(mapped) = self.map_leaf(Level::L3, grant, &attributes) else { return Attempt::Unfinished(slot) };
         self.note_writes(slot, page..page + FRAME);
         if let Mapped::Already(_) = mapped {
-            return Err(Some(slot));
+            return Attempt::WasMapped;
         }
         self.leaves.count(Level::L3, first_touch);
-        Ok(Done::Mapped { level: Level::L3, first_touch })
+        Attempt::Mapped(Done::Mapped { level: Level::L3, first_touch })
     }
 
     /// Maps whatever is at the fault's address. Where memory was withdrawn meanwhile, perhaps that of another page, it
     /// starts again. Only here pages may be absent.
     #[inline(never)]
-    fn map(&self, fault: &GuestFault, slot: Option<&Memslot>) -> Result<Answer, Error> {
+    fn map(&self, fault: &GuestFault, slot: &Memslot) -> Result<Answer, Error> {
         let page = fault.ipa.align_down(FRAME);
-        let Some(slot) = slot.or_else(|| self.slots.find(page)) else { return Ok(Answer::ExternalAbort) };
         if !allows(slot, fault.access) {
             return Ok(Answer::ExternalAbort);
         }
@@ -362,6 +363,18 @@ impl<P: Platform> GuestMemory<P> {
         self.note_writes(slot, slot.around(ipa, self.stage2.geometry()));
         answer(relaxed)
     }
+}
+
+/// What [`GuestMemory::map_page`] came to.
+enum Attempt<'a> {
+    /// The page is mapped now.
+    Mapped(Done),
+    /// The page was mapped already.
+    WasMapped,
+    /// No slot holds the address.
+    NoSlot,
+    /// There is more to do in this slot. Nothing is half done.
+    Unfinished(&'a Memslot),
 }
 
 #[inline(always)]
