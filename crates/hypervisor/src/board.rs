@@ -13,6 +13,7 @@ use dtoolkit::fdt::{Fdt, FdtNode};
 use dtoolkit::standard::{NodeStandard, Status};
 use dtoolkit::{Node, Property};
 use thiserror::Error;
+use twofold_vmm::device_tree::PassedThrough;
 
 use crate::power::Conduit;
 use crate::read_sysreg;
@@ -120,6 +121,15 @@ impl Board {
     /// The registers of the devices that EL2 uses.
     pub fn devices(&self) -> impl Iterator<Item = &Range<u64>> {
         [&self.gicd, &self.uart].into_iter().chain(&self.gicr)
+    }
+
+    /// What the guest's device tree repeats of this one.
+    pub fn passed_through(&self) -> PassedThrough<'_> {
+        PassedThrough {
+            cpus: &self.cpus,
+            timer_interrupts: &self.timer_interrupts,
+            uart_interrupts: &self.uart_interrupts,
+        }
     }
 
     fn read_reserved(&mut self, fdt: Fdt<'static>) -> Result<(), Error> {

@@ -8,19 +8,16 @@
 //! fn main(board: &'static Board) -> ! { ... }
 //! ```
 //!
-//! The upper half is the virtual machine:
+//! The upper half is the virtual machine; the parts that need no CPU are in `twofold_vmm`:
 //!
 //! | module | purpose |
 //! |---|---|
 //! | [`start`] | from a bundle to a running guest |
-//! | [`survey`], [`agreement`] | the features that the guest's CPUs share, and the CPUs that must not run it |
+//! | [`survey`] | reads the features of each CPU that will run a vCPU |
 //! | [`vm`] | the virtual machine: the state that its vCPUs share, and its end |
-//! | [`config`], [`load`], [`device_tree`] | the guest's configuration, its place in memory, its device tree |
 //! | [`vcpu`] | enter, exit, answer, enter again |
-//! | [`psci`], [`inject`] | power calls of the guest, and exceptions that EL2 raises in it |
+//! | [`inject`] | exceptions that EL2 raises in the guest |
 //! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
-//! | [`claim`] | a right that only one CPU gets: to switch a vCPU on, to report the end |
-//! | [`refusals`] | calls that were refused, the first few with reasons |
 //! | [`stats`] | counters, and the report |
 //! | [`memory`], [`platform`] | RAM and instructions for the engine |
 //! | [`experiment`] | what only experiments need: the observer of exits, and the calls by which a guest measures itself |
@@ -50,31 +47,24 @@
 extern crate alloc;
 
 pub mod abort;
-pub mod agreement;
 pub mod at;
 pub mod board;
 pub mod boot;
-pub mod claim;
-pub mod config;
 pub mod console;
 pub mod context;
 pub mod control;
 pub mod count;
 pub mod cpus;
-pub mod device_tree;
 pub mod el2_mmu;
 pub mod exception_table;
 pub mod experiment;
 pub mod heap;
 pub mod inject;
-pub mod load;
 pub mod memory;
 pub mod panic;
 pub mod platform;
 pub mod pmu;
 pub mod power;
-pub mod psci;
-pub mod refusals;
 pub mod registers;
 pub mod semihosting;
 pub mod shutdown;
@@ -88,8 +78,3 @@ pub mod vcpu;
 pub mod vectors;
 pub mod vm;
 pub mod world;
-
-/// The atomic of [`claim`]. A host test replaces it with one that lets a second CPU in between.
-pub(crate) mod primitive {
-    pub use core::sync::atomic::{AtomicBool, Ordering};
-}

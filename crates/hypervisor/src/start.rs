@@ -9,18 +9,19 @@ use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
 use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, HUGE_PAGE, Slot};
 use twofold_stage2::{Geometry, Granule, Ipa, Pa, Platform, Run, Vmid, Window};
+use twofold_vmm::config::{Config, ConfigError};
+use twofold_vmm::device_tree;
+use twofold_vmm::load::{Layout, LoadError};
 
 use crate::board::Board;
-use crate::config::{Config, ConfigError};
 use crate::experiment::baselines::{Baselines, NoBaselines};
 use crate::experiment::platform::observed;
 use crate::experiment::{ExitObserver, Observer};
-use crate::load::{Layout, LoadError};
 use crate::memory::Taken;
 use crate::platform::Counted;
 use crate::survey::{self, SurveyError};
 use crate::vm::{self, Vm};
-use crate::{control, device_tree, error, heap, log, panic, println, shutdown, vcpu};
+use crate::{control, error, heap, log, panic, println, shutdown, vcpu};
 
 /// Makes the guest and runs it. `bundle` is the boot loader's; `taken` is the rest of the memory.
 pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
@@ -127,7 +128,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
     let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
     baselines.apply(&mut memory);
-    let blob = device_tree::build(config, &layout, board);
+    let blob = device_tree::build(config, &layout, &board.passed_through());
     layout.load(config, &blob, &memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);
     if let Some(test) = config.test {

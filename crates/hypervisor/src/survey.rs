@@ -7,8 +7,8 @@
 use spin::Once;
 use twofold_abi::virt;
 use twofold_stage2::{Features, IdRegisters};
+use twofold_vmm::agreement::{self, Unfit};
 
-use crate::agreement::{self, Unfit};
 use crate::board::Board;
 use crate::cpus::{self, StartError};
 use crate::{platform, power, read_sysreg};

@@ -11,11 +11,11 @@ use core::mem::needs_drop;
 use twofold_memory::{Answer, Done, GuestFault};
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
+use twofold_vmm::psci::{self, Reply};
 
 use crate::abort::{self, Located};
 use crate::experiment::{ExitObserver, Observer};
 use crate::pmu::Counter;
-use crate::psci::{self, Reply};
 use crate::registers::shut;
 use crate::stats::{Meter, Purpose, Stats};
 use crate::vm::{End, Vm};

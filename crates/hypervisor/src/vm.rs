@@ -12,17 +12,18 @@ use spin::{Mutex, Once};
 use twofold_abi::{bundle, exit};
 use twofold_memory::{GuestMemory, SlotId};
 use twofold_stage2::{Features, Ipa};
+use twofold_vmm::agreement;
+use twofold_vmm::claim::Claim;
+use twofold_vmm::psci::{self, NotStarted};
+use twofold_vmm::refusals::Refusals;
 
 use crate::board::Board;
-use crate::claim::Claim;
 use crate::cpus::{self, StartError};
 use crate::experiment::vendor::VendorCalls;
 use crate::experiment::{EnginePlatform, ExitObserver, ObservedGuest, Observer};
-use crate::psci;
-use crate::refusals::Refusals;
 use crate::registers::{self, Confinement};
 use crate::stats::{self, Stats};
-use crate::{agreement, control, platform, power, shutdown};
+use crate::{control, platform, power, shutdown};
 
 /// The virtual machine.
 pub struct Vm {
@@ -143,7 +144,7 @@ impl Vm {
 
     /// Records that a call of the guest was refused.
     pub(crate) fn refused(&self, why: fmt::Arguments) {
-        self.refusals.add(why);
+        self.refusals.add(why, control::log);
     }
 
     pub(crate) fn panics_on_call(&self) -> bool {
@@ -167,7 +168,7 @@ impl Vm {
         if let Some(vendor) = &self.vendor {
             vendor.report(self);
         }
-        self.refusals.report();
+        self.refusals.report(control::log);
         let engine = self.memory.stage2().platform().counts();
         stats::report(self.vcpus.iter().map(|vcpu| &vcpu.stats), &self.memory.counts(), engine);
         let (how, status) = match end {
@@ -196,6 +197,8 @@ impl Vm {
 
 /// The CPU that takes a vCPU's claim switches it on.
 impl psci::Vcpus for &'static Vm {
+    type Why = StartError;
+
     fn find(&self, mpidr: u64) -> Option<usize> {
         self.vcpus.iter().position(|vcpu| vcpu.mpidr == mpidr)
     }
@@ -213,8 +216,8 @@ impl psci::Vcpus for &'static Vm {
         self.vcpus[index].on.give_back();
     }
 
-    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), StartError> {
-        self.start_vcpu(index, entry, argument)
+    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), NotStarted<StartError>> {
+        Ok(self.start_vcpu(index, entry, argument)?)
     }
 
     fn is_off(&self, index: usize) -> bool {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The hypervisor's files that can run on the host: those that parse untrusted input (a bundle, a device tree, a
-//! guest's registers), those that compute system registers, which are [`faked`], and those that answer a guest's calls.
+//! The hypervisor's files that can run on the host: those that parse untrusted input (a device tree, a guest's
+//! registers), and those that compute system registers, which are [`faked`].
 //!
 //! Invariant: these are the image's own files, not copies. This file adds only what they need from the machine.
 //! [`done`] returns their effects on the machine, in order, for each thread separately.
@@ -9,15 +9,9 @@ extern crate alloc;
 
 use std::cell::RefCell;
 
-#[path = "../../../crates/hypervisor/src/agreement.rs"]
-pub mod agreement;
 #[path = "../../../crates/hypervisor/src/board.rs"]
 #[allow(dead_code, reason = "the image also reads parts of a board that cannot be read as a whole")]
 pub mod board;
-#[path = "../../../crates/hypervisor/src/claim.rs"]
-pub mod claim;
-#[path = "../../../crates/hypervisor/src/config.rs"]
-pub mod config;
 #[path = "../../../crates/hypervisor/src/context.rs"]
 #[allow(dead_code, reason = "only the assembly of the image uses a part of it")]
 pub mod context;
@@ -26,16 +20,8 @@ pub mod count;
 #[path = "../../../crates/hypervisor/src/cpus.rs"]
 #[allow(dead_code, reason = "no CPU's stacks are used here")]
 pub mod cpus;
-#[path = "../../../crates/hypervisor/src/device_tree.rs"]
-pub mod device_tree;
 #[path = "../../../crates/hypervisor/src/inject.rs"]
 pub mod inject;
-#[path = "../../../crates/hypervisor/src/load.rs"]
-pub mod load;
-#[path = "../../../crates/hypervisor/src/psci.rs"]
-pub mod psci;
-#[path = "../../../crates/hypervisor/src/refusals.rs"]
-pub mod refusals;
 #[path = "../../../crates/hypervisor/src/registers/mod.rs"]
 pub mod registers;
 #[path = "../../../crates/hypervisor/src/stage1.rs"]
@@ -52,8 +38,6 @@ pub enum Done {
     DsbIshst,
     /// A call of the firmware's CPU_ON for this affinity.
     CpuOn(u64),
-    /// A line on the control channel.
-    Log(String),
 }
 
 thread_local! {
@@ -67,71 +51,6 @@ pub fn done() -> Vec<Done> {
 
 fn did(done: Done) {
     DONE.with_borrow_mut(|all| all.push(done));
-}
-
-/// The items of this module that `claim` uses.
-pub mod primitive {
-    use std::cell::RefCell;
-    pub use std::sync::atomic::Ordering;
-
-    /// An atomic that runs another CPU's planned actions after each operation.
-    pub struct AtomicBool(std::sync::atomic::AtomicBool);
-
-    type Meanwhile = Box<dyn FnOnce()>;
-
-    thread_local! {
-        static MEANWHILE: RefCell<Option<(u32, Meanwhile)>> = const { RefCell::new(None) };
-    }
-
-    /// Plans `what`, an action of another CPU, after `after` further operations on any [`AtomicBool`] of this thread.
-    pub fn meanwhile(after: u32, what: impl FnOnce() + 'static) {
-        MEANWHILE.set(Some((after, Box::new(what))));
-    }
-
-    impl AtomicBool {
-        /// Creates an atomic with this value.
-        pub fn new(value: bool) -> Self {
-            Self(value.into())
-        }
-
-        /// Loads, as `std`'s atomic does.
-        pub fn load(&self, order: Ordering) -> bool {
-            others_after(self.0.load(order))
-        }
-
-        /// Stores, as `std`'s atomic does.
-        pub fn store(&self, value: bool, order: Ordering) {
-            self.0.store(value, order);
-            others_after(());
-        }
-
-        /// Swaps, as `std`'s atomic does.
-        pub fn swap(&self, value: bool, order: Ordering) -> bool {
-            others_after(self.0.swap(value, order))
-        }
-    }
-
-    fn others_after<T>(value: T) -> T {
-        let due = MEANWHILE.with_borrow_mut(|planned| match planned {
-            Some((after @ 1.., _)) => {
-                *after -= 1;
-                (*after == 0).then(|| planned.take()).flatten()
-            }
-            _ => None,
-        });
-        if let Some((_, what)) = due {
-            what();
-        }
-        value
-    }
-}
-
-/// The items of this module that `refusals` uses.
-pub mod control {
-    /// Writes a line for the launcher.
-    pub fn log(text: core::fmt::Arguments) {
-        super::did(super::Done::Log(text.to_string()));
-    }
 }
 
 /// The entry point of a started CPU; no CPU starts here.

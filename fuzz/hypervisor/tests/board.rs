@@ -8,12 +8,12 @@ use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use twofold_abi::virt;
 use twofold_fuzz_hypervisor::BOOT_CPU;
 use twofold_fuzz_hypervisor::board::{Board, Error};
-use twofold_fuzz_hypervisor::config::Config;
-use twofold_fuzz_hypervisor::device_tree;
-use twofold_fuzz_hypervisor::load::Layout;
 use twofold_fuzz_hypervisor::power::Conduit;
 use twofold_memory::Pages;
 use twofold_stage2::Ipa;
+use twofold_vmm::config::Config;
+use twofold_vmm::device_tree;
+use twofold_vmm::load::Layout;
 
 const PAGE: u64 = 4096;
 /// The start of the last page of the address space.
@@ -53,7 +53,8 @@ fn tree(cpus: &[u64]) -> DeviceTree {
         policies: 0,
     };
     let at = Ipa::new(virt::RAM_BASE);
-    let blob = device_tree::build(&config, &Layout { kernel: at, initrd: at, device_tree: at }, &machine(cpus));
+    let layout = Layout { kernel: at, initrd: at, device_tree: at };
+    let blob = device_tree::build(&config, &layout, &machine(cpus).passed_through());
     DeviceTree::from_fdt(&Fdt::new(&blob).unwrap())
 }
 

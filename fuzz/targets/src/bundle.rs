@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use arbitrary::{Result, Unstructured};
 use twofold_abi::bundle::{self, Header};
-use twofold_fuzz_hypervisor::config::{Config, ConfigError};
-use twofold_fuzz_hypervisor::load;
 use twofold_launch::image::Image;
 use twofold_launch::{GuestError, GuestSettings, Pages, TestMemory, guest, layout};
+use twofold_vmm::config::{Config, ConfigError};
+use twofold_vmm::load;
 use twofold_workload::policies::Policies;
 use zerocopy::{FromBytes, IntoBytes};
 

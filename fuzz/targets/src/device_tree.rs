@@ -13,12 +13,12 @@ use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use twofold_abi::virt;
 use twofold_fuzz_hypervisor::BOOT_CPU;
 use twofold_fuzz_hypervisor::board::Board;
-use twofold_fuzz_hypervisor::config::Config;
-use twofold_fuzz_hypervisor::device_tree as written;
-use twofold_fuzz_hypervisor::load::Layout;
 use twofold_fuzz_hypervisor::power::Conduit;
 use twofold_memory::Pages;
 use twofold_stage2::Ipa;
+use twofold_vmm::config::Config;
+use twofold_vmm::device_tree as written;
+use twofold_vmm::load::Layout;
 
 /// Any bytes are refused, or describe a consistent machine, whose guest gets a correct tree.
 pub fn device_tree(data: &[u8]) {
@@ -62,7 +62,7 @@ fn check_guest_tree(board: &Board) {
     let (config, layout) = (guest(board.cpus.len().min(3) as u32), layout());
     let (cpus, timer, uart) = (board.cpus.clone(), board.timer_interrupts.clone(), board.uart_interrupts.clone());
     let redistributors = cpus.len() as u64 * virt::GICR_SIZE;
-    with_static(written::build(&config, &layout, board), |bytes| {
+    with_static(written::build(&config, &layout, &board.passed_through()), |bytes| {
         let guest = Fdt::new(bytes).map(|fdt| Board::read(fdt, IMAGE).expect("the guest's tree describes a board"));
         let guest = guest.expect("the guest's tree is valid");
         let sized = |start: u64, size: u64| start..start + size;
@@ -114,7 +114,7 @@ fn good_tree() -> DeviceTree {
         uart_interrupts: [0, 1, 4].into_iter().collect(),
         dtb: 0..0,
     };
-    let blob = written::build(&guest(3), &layout(), &board);
+    let blob = written::build(&guest(3), &layout(), &board.passed_through());
     let mut tree = DeviceTree::from_fdt(&Fdt::new(&blob).expect("what was just built"));
     let mut reserved = DeviceTreeNode::new_unchecked("reserved-memory");
     for (name, value) in [("#address-cells", 2u32), ("#size-cells", 2)] {

@@ -47,7 +47,7 @@ mod replaced {
     pub struct Baselines(Policies);
 
     impl Baselines {
-        /// Reads the bits of a bundle's policies. [`Config`](crate::config::Config) has refused bits without a meaning.
+        /// Reads the bits of a bundle's policies. [`Config`](twofold_vmm::config::Config) has refused bits without a meaning.
         pub fn read(bits: u32) -> Result<Self, NoBaselines> {
             Policies::from_bits(bits).map(Self).ok_or(NoBaselines(bits))
         }

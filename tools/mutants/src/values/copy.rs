@@ -23,12 +23,20 @@ use crate::judge::TestProgram;
 use crate::syntax::files;
 
 /// The crates that are built: the mutated ones, those that the hypervisor's files need, and the machine, on which tests run.
-const MEMBERS: [&str; 6] =
-    ["crates/abi", "crates/stage2", "crates/memory", "crates/workload", "crates/machine", HOSTED_HYPERVISOR];
+const MEMBERS: [&str; 7] = [
+    "crates/abi",
+    "crates/stage2",
+    "crates/memory",
+    "crates/workload",
+    "crates/machine",
+    "crates/vmm",
+    HOSTED_HYPERVISOR,
+];
 /// The mutated crates: the directory and the package's name.
-const MUTATED_MEMBERS: [(&str, &str); 3] = [
+const MUTATED_MEMBERS: [(&str, &str); 4] = [
     ("crates/stage2", "twofold-stage2"),
     ("crates/memory", "twofold-memory"),
+    ("crates/vmm", "twofold-vmm"),
     (HOSTED_HYPERVISOR, "twofold-fuzz-hypervisor"),
 ];
 /// The source of the switch's crate.
@@ -234,7 +242,7 @@ fn fetch(root: &Path) -> anyhow::Result<()> {
 }
 
 /// The test programs: package and target.
-const JUDGES: [(&str, &str); 10] = [
+const JUDGES: [(&str, &str); 14] = [
     ("stage2", "twofold_stage2"),
     ("stage2", "walk"),
     ("stage2", "sequences"),
@@ -245,6 +253,10 @@ const JUDGES: [(&str, &str); 10] = [
     ("memory", "async_fault"),
     ("memory", "heap"),
     ("memory", "model"),
+    ("vmm", "twofold_vmm"),
+    ("vmm", "agreement"),
+    ("vmm", "psci"),
+    ("vmm", "refusals"),
 ];
 /// The features that the tests of the copy need.
 const FEATURES: &str = "twofold-stage2/checked,twofold-memory/baselines";

@@ -5,9 +5,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use twofold_abi::bundle::{self, Header};
-use twofold_hypervisor::config::{Config, ConfigError, TestMemory};
-use twofold_hypervisor::load::{Layout, LoadError};
 use twofold_stage2::Level;
+use twofold_vmm::config::{Config, ConfigError, TestMemory};
+use twofold_vmm::load::{Layout, LoadError};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::check::Outcome;

@@ -8,8 +8,6 @@ use core::fmt;
 
 use smccc::psci;
 
-use crate::cpus::StartError;
-
 /// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
@@ -23,8 +21,21 @@ pub enum Reply {
     SystemReset,
 }
 
+/// Why a vCPU was not started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotStarted<W> {
+    /// Its CPU is still on.
+    AlreadyOn,
+    /// Its CPU is being switched on.
+    OnPending,
+    /// Another reason.
+    Failed(W),
+}
+
 /// The vCPUs of a guest, by their numbers.
 pub trait Vcpus {
+    /// Why a start failed.
+    type Why: fmt::Display;
     /// The vCPU with this affinity.
     fn find(&self, mpidr: u64) -> Option<usize>;
     /// Whether the guest has RAM at this intermediate physical address.
@@ -34,7 +45,7 @@ pub trait Vcpus {
     /// Marks a vCPU off. The caller runs on that vCPU, or has switched it on.
     fn set_off(&self, index: usize);
     /// Starts a vCPU at `entry` with `argument` in x0. The caller must have the right to.
-    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), StartError>;
+    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), NotStarted<Self::Why>>;
     /// Whether a vCPU is off and can be started.
     fn is_off(&self, index: usize) -> bool;
     /// Reports a call that was refused for a reason that its result does not give.
@@ -107,11 +118,10 @@ fn cpu_on(vcpus: &impl Vcpus, mpidr: u64, entry: u64, context: u64) -> i64 {
         Err(error) => {
             vcpus.set_off(target);
             match error {
-                // The vCPU is marked off, but its CPU is not off yet: the guest may try again.
-                StartError::Firmware(_, psci::Error::AlreadyOn) => ALREADY_ON,
-                StartError::Firmware(_, psci::Error::OnPending) => ON_PENDING,
-                _ => {
-                    vcpus.refused(format_args!("vCPU {target} cannot be started: {error}"));
+                NotStarted::AlreadyOn => ALREADY_ON,
+                NotStarted::OnPending => ON_PENDING,
+                NotStarted::Failed(why) => {
+                    vcpus.refused(format_args!("vCPU {target} cannot be started: {why}"));
                     INTERNAL_FAILURE
                 }
             }

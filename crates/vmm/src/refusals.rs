@@ -7,8 +7,6 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::control;
-
 /// The number of refusals that are written with their reasons.
 pub const LISTED: u64 = 8;
 
@@ -17,18 +15,18 @@ pub const LISTED: u64 = 8;
 pub struct Refusals(AtomicU64);
 
 impl Refusals {
-    /// Records a refused call: writes the reason of one of the first, and only counts the others.
-    pub fn add(&self, why: fmt::Arguments) {
+    /// Records a refused call: writes the reason of one of the first to `log`, and only counts the others.
+    pub fn add(&self, why: fmt::Arguments, log: impl FnOnce(fmt::Arguments)) {
         if self.0.fetch_add(1, Ordering::Relaxed) < LISTED {
-            control::log(why);
+            log(why);
         }
     }
 
-    /// Writes how many refusals were only counted, if there are any. Called at the end of the guest.
-    pub fn report(&self) {
+    /// Writes to `log` how many refusals were only counted, if there are any. Called at the end of the guest.
+    pub fn report(&self, log: impl FnOnce(fmt::Arguments)) {
         let more = self.0.load(Ordering::Relaxed).saturating_sub(LISTED);
         if more != 0 {
-            control::log(format_args!("{more} more calls of the guest were refused; their reasons are not listed"));
+            log(format_args!("{more} more calls of the guest were refused; their reasons are not listed"));
         }
     }
 }

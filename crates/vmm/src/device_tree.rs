@@ -2,7 +2,7 @@
 //! The guest's device tree: the machine of [`twofold_abi::virt`], with the guest's own RAM, vCPUs and command line.
 //!
 //! GIC, UART and timer are the machine's own, passed through. So their interrupts and the affinities of the vCPUs are
-//! the machine's.
+//! the machine's ([`PassedThrough`]).
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -10,15 +10,25 @@ use alloc::vec::Vec;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use twofold_abi::virt;
 
-use crate::board::Board;
 use crate::config::Config;
 use crate::load::Layout;
 
 const GIC_PHANDLE: u32 = 1;
 const CLOCK_PHANDLE: u32 = 2;
 
+/// What the guest's tree repeats of the machine's.
+#[derive(Clone, Copy, Debug)]
+pub struct PassedThrough<'a> {
+    /// The affinities of the machine's CPUs, as in MPIDR_EL1. Each has a redistributor.
+    pub cpus: &'a [u64],
+    /// The timer's `interrupts`, cell by cell.
+    pub timer_interrupts: &'a [u32],
+    /// The UART's `interrupts`, likewise.
+    pub uart_interrupts: &'a [u32],
+}
+
 /// The guest's device tree as a blob.
-pub fn build(config: &Config<'_>, layout: &Layout, board: &Board) -> Vec<u8> {
+pub fn build(config: &Config<'_>, layout: &Layout, machine: &PassedThrough<'_>) -> Vec<u8> {
     let mut tree = DeviceTree::new();
     let root = &mut tree.root;
     set(root, "compatible", "linux,dummy-virt");
@@ -28,12 +38,12 @@ pub fn build(config: &Config<'_>, layout: &Layout, board: &Board) -> Vec<u8> {
     set(root, "interrupt-parent", GIC_PHANDLE);
     root.add_child(chosen(config, layout));
     root.add_child(memory(config));
-    root.add_child(cpus(config, board));
+    root.add_child(cpus(config, machine));
     root.add_child(psci());
-    root.add_child(gic(board));
-    root.add_child(timer(board));
+    root.add_child(gic(machine));
+    root.add_child(timer(machine));
     root.add_child(clock());
-    root.add_child(uart(board));
+    root.add_child(uart(machine));
     tree.to_dtb()
 }
 
@@ -55,12 +65,12 @@ fn memory(config: &Config<'_>) -> DeviceTreeNode {
     node
 }
 
-fn cpus(config: &Config<'_>, board: &Board) -> DeviceTreeNode {
+fn cpus(config: &Config<'_>, machine: &PassedThrough<'_>) -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked("cpus");
     // One cell cannot hold Aff3.
     set(&mut node, "#address-cells", 2u32);
     set(&mut node, "#size-cells", 0u32);
-    for mpidr in board.cpus.iter().take(config.cpus as usize) {
+    for mpidr in machine.cpus.iter().take(config.cpus as usize) {
         let mut cpu = DeviceTreeNode::new_unchecked(format!("cpu@{mpidr:x}"));
         set(&mut cpu, "device_type", "cpu");
         set(&mut cpu, "compatible", "arm,armv8");
@@ -78,21 +88,21 @@ fn psci() -> DeviceTreeNode {
     node
 }
 
-fn gic(board: &Board) -> DeviceTreeNode {
+fn gic(machine: &PassedThrough<'_>) -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked(format!("intc@{:x}", virt::GICD_BASE));
     set(&mut node, "compatible", "arm,gic-v3");
     set(&mut node, "phandle", GIC_PHANDLE);
     set(&mut node, "#interrupt-cells", 3u32);
     set(&mut node, "interrupt-controller", &[0u8; 0][..]);
-    let redistributors = board.cpus.len() as u64 * virt::GICR_SIZE;
+    let redistributors = machine.cpus.len() as u64 * virt::GICR_SIZE;
     set(&mut node, "reg", reg(&[(virt::GICD_BASE, virt::GICD_SIZE), (virt::GICR_BASE, redistributors)]));
     node
 }
 
-fn timer(board: &Board) -> DeviceTreeNode {
+fn timer(machine: &PassedThrough<'_>) -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked("timer");
     set(&mut node, "compatible", "arm,armv8-timer");
-    set(&mut node, "interrupts", &board.timer_interrupts[..]);
+    set(&mut node, "interrupts", machine.timer_interrupts);
     set(&mut node, "always-on", &[0u8; 0][..]);
     node
 }
@@ -107,11 +117,11 @@ fn clock() -> DeviceTreeNode {
     node
 }
 
-fn uart(board: &Board) -> DeviceTreeNode {
+fn uart(machine: &PassedThrough<'_>) -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked(format!("pl011@{:x}", virt::UART_BASE));
     set(&mut node, "compatible", &["arm,pl011", "arm,primecell"][..]);
     set(&mut node, "reg", reg(&[(virt::UART_BASE, virt::UART_SIZE)]));
-    set(&mut node, "interrupts", &board.uart_interrupts[..]);
+    set(&mut node, "interrupts", machine.uart_interrupts);
     set(&mut node, "clocks", [CLOCK_PHANDLE, CLOCK_PHANDLE]);
     set(&mut node, "clock-names", &["uartclk", "apb_pclk"][..]);
     node

@@ -5,9 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
-use smccc::psci::Error;
-use twofold_fuzz_hypervisor::cpus::StartError;
-use twofold_fuzz_hypervisor::psci::{Reply, Vcpus, call};
+use twofold_vmm::psci::{NotStarted, Reply, Vcpus, call};
 
 const VERSION: u64 = 0x8400_0000;
 const CPU_SUSPEND: u64 = 0x8400_0001;
@@ -39,7 +37,7 @@ const JUNK: u64 = 0xdead_beef << 32;
 struct Fake {
     on: [Cell<bool>; 3],
     /// The firmware's error for a start.
-    error: Cell<Option<StartError>>,
+    error: Cell<Option<NotStarted<&'static str>>>,
     /// Whether the CPUs that are off still run: they are marked off first.
     leaving: Cell<bool>,
     started: RefCell<Vec<(usize, u64, u64)>>,
@@ -47,6 +45,8 @@ struct Fake {
 }
 
 impl Vcpus for Fake {
+    type Why = &'static str;
+
     fn find(&self, mpidr: u64) -> Option<usize> {
         MPIDRS.iter().position(|of| *of == mpidr)
     }
@@ -63,7 +63,7 @@ impl Vcpus for Fake {
         self.on[index].set(false);
     }
 
-    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), StartError> {
+    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), NotStarted<&'static str>> {
         assert!(self.on[index].get(), "vCPU {index} is started without being marked on");
         self.started.borrow_mut().push((index, entry, argument));
         self.error.get().map_or(Ok(()), Err)
@@ -135,14 +135,14 @@ fn no_vcpu_starts_where_no_ram_is() {
 fn a_start_that_fails_leaves_the_vcpu_off() {
     let fake = Fake::new();
     for (error, expected) in [
-        (StartError::Firmware(1, Error::AlreadyOn), ALREADY_ON),
-        (StartError::Firmware(1, Error::OnPending), ON_PENDING),
-        (StartError::Firmware(1, Error::InternalFailure), INTERNAL_FAILURE),
-        (StartError::NoSuchCpu(1), INTERNAL_FAILURE),
+        (NotStarted::AlreadyOn, ALREADY_ON),
+        (NotStarted::OnPending, ON_PENDING),
+        (NotStarted::Failed("the firmware failed"), INTERNAL_FAILURE),
+        (NotStarted::Failed("no such CPU"), INTERNAL_FAILURE),
     ] {
         fake.error.set(Some(error));
-        assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], RAM, 0]), expected, "{error}");
-        assert_eq!(fake.is_on(), [true, false, false], "{error}");
+        assert_eq!(fake.answer([CPU_ON_64, MPIDRS[1], RAM, 0]), expected, "{error:?}");
+        assert_eq!(fake.is_on(), [true, false, false], "{error:?}");
     }
     assert_eq!(fake.refused.take().len(), 2, "each INTERNAL_FAILURE has a reason in the log");
     fake.error.set(None);

@@ -2,8 +2,8 @@
 //! Tests CPUs with different features: a guest uses the features that all CPUs have. A CPU that lacks a feature in use
 //! is refused by name.
 
-use twofold_fuzz_hypervisor::agreement::{Unfit, agree, check};
 use twofold_stage2::{Features, IdRegisters};
+use twofold_vmm::agreement::{Unfit, agree, check};
 
 /// The registers of QEMU 7.2's `-cpu max`.
 const MAX: IdRegisters = IdRegisters {
