@@ -65,8 +65,15 @@ pub(super) struct Leaving<'a> {
     slot: &'a Memslot,
     ram: &'a Lock<Ram>,
     pub(super) kept: Option<Kept>,
-    /// The page was never zeroed, so it reads as zero whatever its frame holds.
+    /// The page was never zeroed, so it reads as zero whatever its frame holds. It has no copy.
     is_unready: bool,
+}
+
+impl Leaving<'_> {
+    /// The state of the page if it stays. A page that was never zeroed still is not: it is not mapped before it is.
+    fn back(&self, lent: Lent, kept: Option<Kept>) -> Page {
+        if self.is_unready { Page::Unready(lent) } else { Page::Present(Present { lent, kept }) }
+    }
 }
 
 /// What becomes of a page whose content is known (L4).
@@ -139,26 +146,26 @@ impl<P: Platform> GuestMemory<P> {
 
     /// L2 to L6.
     fn leave(&self, swap: &Swap, leaving: &Leaving<'_>, lent: Lent) -> Result<WrittenOut, WriteOutError> {
-        let &Leaving { page, slot, ram, kept, is_unready } = leaving;
+        let &Leaving { page, slot, kept, is_unready, .. } = leaving;
         let (run, was_tracked) = match self.take_away(slot, page, lent) {
             Ok(taken) => taken,
             Err((error, lent)) => {
-                self.stay(swap, ram, page, lent, kept);
+                self.stay(swap, leaving, lent, kept);
                 return Err(error.into());
             }
         };
         let is_zero = is_unready || self.is_zero(&run);
         match self.fate(leaving, is_zero, was_tracked) {
             Fate::Zero => {
-                let written = self.gone(swap, ram, (page, run), None);
+                let written = self.gone(swap, leaving, run, None);
                 self.discard(kept.map(|kept| kept.place));
                 Ok(written)
             }
-            Fate::Clean(kept) => Ok(self.gone(swap, ram, (page, run), Some(kept))),
+            Fate::Clean(kept) => Ok(self.gone(swap, leaving, run, Some(kept))),
             Fate::Dirty(old) => {
                 self.discard(old);
                 let Some(place) = swap.store.place(page) else {
-                    self.stay(swap, ram, page, self.lent(page, run), None);
+                    self.stay(swap, leaving, self.lent(page, run), None);
                     return Err(WriteOutError::StoreFull { page });
                 };
                 swap.store.write(self, WriteRequest::new(page, place, self.stage2.vttbr(), run));
@@ -237,9 +244,10 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// L5: the page has left without I/O, unless a CPU waits for it. `kept` is its good copy; without one, it is zero.
-    fn gone(&self, swap: &Swap, ram: &Lock<Ram>, (page, run): (Ipa, Run), kept: Option<Kept>) -> WrittenOut {
-        let is_needed = self.settle(swap, ram, (page, run), |is_needed, run, memory| match (is_needed, kept) {
-            (true, kept) => Page::Present(Present { lent: memory.lent(page, run), kept }),
+    fn gone(&self, swap: &Swap, leaving: &Leaving<'_>, run: Run, kept: Option<Kept>) -> WrittenOut {
+        let page = (leaving.page, run);
+        let is_needed = self.settle(swap, leaving.ram, page, |is_needed, run, memory| match (is_needed, kept) {
+            (true, kept) => leaving.back(memory.lent(leaving.page, run), kept),
             (false, kept) => {
                 memory.frames.lock(memory.stage2.platform()).give_data(run);
                 kept.map_or(Page::Zero, |kept| Page::Absent(kept.place))
@@ -249,16 +257,16 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// The page stays in memory, with the content that it has.
-    pub(super) fn stay(&self, swap: &Swap, ram: &Lock<Ram>, page: Ipa, lent: Lent, kept: Option<Kept>) {
-        let platform = self.stage2.platform();
-        let mut locked = ram.lock(platform);
+    pub(super) fn stay(&self, swap: &Swap, leaving: &Leaving<'_>, lent: Lent, kept: Option<Kept>) {
+        let (platform, page) = (self.stage2.platform(), leaving.page);
+        let mut locked = leaving.ram.lock(platform);
         let until = swap.waiting.lock(platform).next();
         let (mut kept, mut ended) = (kept, None);
         if let Kind::Single(state, _) = locked.page(page) {
             if let Page::Leaving { written: true } = state {
                 ended = kept.take();
             }
-            *state = Page::Present(Present { lent, kept });
+            *state = leaving.back(lent, kept);
         }
         drop(locked);
         swap.leaving.sub();
@@ -315,7 +323,7 @@ impl<P: Platform> GuestMemory<P> {
             (waiting.has(page), waiting.next())
         };
         let new = state(is_needed, run, self);
-        let is_present = matches!(new, Page::Present(_));
+        let is_present = new.has_frame();
         if let Kind::Single(old, _) = locked.page(page) {
             *old = new;
         }

@@ -40,7 +40,7 @@
 //! * L4: decide. A page of zeroes costs nothing. A page whose copy is good (E1, E2) is not written again. Any other
 //!   gets a place from the store. If the store is full, the page goes back to *present*.
 //! * L5: without I/O, under the backing's lock: free the frame, and make the state *zero* or *absent*. If an entry waits
-//!   for the page, make it *present* instead.
+//!   for the page, make it *present* instead, or *unready* as it was.
 //! * L6: otherwise pass a [`WriteRequest`] with the frame to the store.
 //! * L7: when the write is complete, as L5. If it failed, the page goes back to *present*, and the failure is reported. If
 //!   no frame became free and one is wanted, the write-out task is woken: it had counted on this one.

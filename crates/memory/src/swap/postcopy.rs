@@ -61,7 +61,7 @@ impl<P: Platform> GuestMemory<P> {
                 Err(_) => Error::NoFrames { ipa: page },
             })?;
         let (run, _) = self.take_away(slot, page, lent).map_err(|(error, lent)| {
-            self.stay(swap, ram, page, lent, leaving.kept);
+            self.stay(swap, &leaving, lent, leaving.kept);
             Error::from(error)
         })?;
         let until = swap.waiting.lock(platform).next();

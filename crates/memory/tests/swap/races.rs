@@ -95,9 +95,10 @@ const STEPS: [Step; 25] = [
 ];
 
 const IN_A_BLOCK: &str = "in a block";
+const UNREADY: &str = "with a frame that holds what another guest left";
 
 /// How the page is before.
-const BEGINNINGS: [Step; 9] = [
+const BEGINNINGS: [Step; 10] = [
     (IN_A_BLOCK, |rig| rig.write(PAGE)),
     ("a page of its own", |rig| {
         rig.write(PAGE);
@@ -133,6 +134,11 @@ const BEGINNINGS: [Step; 9] = [
         rig.read(PAGE);
         start(rig, Tracker::Combined);
     }),
+    (UNREADY, |rig| {
+        rig.write(PAGE + 1);
+        rig.write(PAGE + 2);
+        rig.leave(PAGE + 2);
+    }),
 ];
 
 fn with_copy(rig: &Rig) {
@@ -144,6 +150,7 @@ fn with_copy(rig: &Rig) {
 /// Does `second` before the atomic access `number` of `first`. Returns whether `first` came that far.
 fn race(beginning: Step, first: Step, second: Step, number: usize, waits: bool) -> bool {
     let plan = match beginning.0 {
+        UNREADY => Plan { pages: Pages::Small, count: 8, huge_pages: 1, singles: 24, ..Plan::default() },
         IN_A_BLOCK => Plan { pages: Pages::Largest, count: 512, huge_pages: 1, singles: 16, ..Plan::default() },
         // Without a huge page, the rig is a small one.
         _ => Plan { count: 8, huge_pages: 0, singles: 24, ..Plan::default() },
@@ -232,4 +239,5 @@ races! {
     races_of_a_leaving_page 6,
     races_of_an_arriving_page 7,
     races_of_a_logged_page_with_a_copy 8,
+    races_of_a_page_that_was_never_zeroed 9,
 }
