@@ -3,7 +3,7 @@
 //!
 //! Memory writes pages out one by one. The store gathers them in the order of their addresses, and writes a cluster by
 //! one call, in one row of the file. When a guest reads sequentially, the store reads the neighbours of a page by the same call
-//! ([`read_ahead`](twofold_memory::GuestMemory::read_ahead)). Pages of zeroes never get here, and a page that was not
+//! ([`begin_read`](twofold_memory::GuestMemory::begin_read)). Pages of zeroes never get here, and a page that was not
 //! changed keeps its place and is not written again: `memory` sees to both.
 //!
 //! ```no_run
@@ -41,7 +41,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::fs::{FallocateFlags, fallocate};
-use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, WriteRequest};
+use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, Unasked, WriteRequest};
 use twofold_stage2::Ipa;
 
 pub use options::{FileStoreCounts, FileStoreError, FileStoreOptions};
@@ -225,7 +225,8 @@ impl PageStore for FileStore {
             state.places.behind(request.page(), window - 1)
         };
         let mut requests = vec![request];
-        requests.extend(neighbours.into_iter().filter_map(|(page, place)| memory.read_ahead(page, place)));
+        let ahead = |(page, place)| memory.begin_read(page, place, Unasked::Ahead).ok();
+        requests.extend(neighbours.into_iter().filter_map(ahead));
         {
             let mut state = self.lock();
             if !state.is_closed {

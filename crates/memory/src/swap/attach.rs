@@ -10,6 +10,7 @@ use super::single::Page;
 use super::state::{Swap, SwapOptions};
 use super::store::{Completions, Notify, PageStore, Place, ReadRequest, WriteRequest};
 use super::store_error::StoreError;
+use super::unasked::{NotBegun, Unasked};
 use crate::frames::FRAME;
 use crate::guest::{Error, GuestMemory};
 use crate::ram::Content as PageContent;
@@ -147,8 +148,12 @@ impl<P: Platform> Completions for GuestMemory<P> {
         request.frame().write(self.stage2.platform(), 0, bytes);
     }
 
-    fn read_ahead(&self, page: Ipa, place: Place) -> Option<ReadRequest> {
-        self.read_ahead(page, place)
+    fn begin_read(&self, page: Ipa, place: Place, content: Unasked) -> Result<ReadRequest, NotBegun> {
+        self.begin_read(page, place, content)
+    }
+
+    fn make_zero(&self, page: Ipa, place: Place) -> Result<(), NotBegun> {
+        self.make_zero(page, place)
     }
 
     fn complete_write(&self, request: WriteRequest, result: Result<(), StoreError>) {

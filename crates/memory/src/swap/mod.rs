@@ -69,8 +69,9 @@
 //! * B6: after a frame was freed (L5, L7, B5), and after B1 to B5 of any page, serve the entries that wait for a frame,
 //!   the oldest first, by B2.
 //!
-//! A store that reads neighbours ahead ([`read_ahead`](crate::GuestMemory::read_ahead)) does B3 for them without an
-//! entry, and leaves free frames to others. The page then arrives by B5.
+//! Content that comes unasked ([`begin_read`](crate::GuestMemory::begin_read)) does B3 without an entry: a store reads
+//! neighbours ahead, and leaves free frames to others; the source of a post-copy migration sends all pages. The page then
+//! arrives by B5.
 //!
 //! **Why no entry is forgotten (S5).** B1 comes before B2. A CPU that ends *leaving* or *arriving* looks at the entries
 //! under the backing's lock. If it does so before B1, B2 finds the new state; otherwise it finds the entry. An entry that
@@ -127,7 +128,6 @@
 //! hand (`tests/swap`).
 
 mod ages;
-mod ahead;
 mod area;
 mod arrive;
 mod attach;
@@ -146,6 +146,7 @@ pub(crate) mod single;
 pub(crate) mod state;
 pub(crate) mod store;
 mod store_error;
+mod unasked;
 mod waiters;
 
 pub use area::AreaPlace;
@@ -157,9 +158,9 @@ pub use leave::{WriteOutError, WrittenOut};
 pub use limit::{FRAMES_PER_VCPU, FrameUse, LimitError};
 pub use peek::{Peek, PeekError, Peeked};
 pub use pin::{Pinned, PinnedFor};
-pub use postcopy::Supplied;
 pub use refaults::{Refaults, WorkingSet};
 pub use state::SwapOptions;
 pub use store::{Completions, Failure, Notify, Operation, PageStore, Place, ReadRequest, WriteRequest};
 pub use store_error::StoreError;
+pub use unasked::{NotBegun, Unasked};
 pub use waiters::Waiter;

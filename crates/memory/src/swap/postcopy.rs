@@ -1,31 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The target of a post-copy migration: pages whose content is elsewhere, and content that comes unasked.
+//! The target of a post-copy migration: pages whose content is elsewhere.
 //!
-//! Invariant: a page is *absent* from [`make_absent`](GuestMemory::make_absent) on until its content has come, by a read
-//! or by [`supply`](GuestMemory::supply). Only the first of them counts, so what the guest writes then is not replaced.
+//! Invariant: a page is *absent* from [`make_absent`](GuestMemory::make_absent) on until its content has come, once: so what
+//! the guest writes then is not replaced.
 
 use twofold_stage2::{Ipa, Platform};
 
-use super::single::{Page, Present, Singles};
+use super::single::{Page, Singles};
 use super::store::Place;
 use crate::async_fault::Arrival;
 use crate::frames::FRAME;
 use crate::guest::{Error, GuestMemory};
 use crate::ram::Kind;
-
-/// What [`GuestMemory::supply`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Supplied {
-    /// The page was absent, and is in memory now. Its place was discarded.
-    Stored,
-    /// The store has been asked for the page: its request takes the content.
-    Asked,
-    /// The page is not absent. It keeps what it has.
-    NotAbsent,
-    /// No frame is free for it.
-    NoFrame,
-}
 
 impl<P: Platform> GuestMemory<P> {
     /// States that the content of the page at `page` is in the store, at `place`: for the target of a post-copy migration,
@@ -76,45 +62,5 @@ impl<P: Platform> GuestMemory<P> {
         }
         self.serve(swap);
         Ok(())
-    }
-
-    /// Gives an absent page its content, which has come without a request for it; `None` for zeroes, which take no frame.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoRam`] if no slot has RAM of frames there, or no store is attached.
-    pub fn supply(&self, page: Ipa, bytes: Option<&[u8; FRAME as usize]>) -> Result<Supplied, Error> {
-        let page = page.align_down(FRAME);
-        let platform = self.stage2.platform();
-        let (Some(swap), Some((_, ram))) = (self.swap.as_deref(), self.find_ram(page)) else {
-            return Err(Error::NoRam { ipa: page });
-        };
-        let (place, until) = {
-            let mut ram = ram.lock(platform);
-            let (state, place) = match ram.page(page) {
-                Kind::Single(state, _) => match *state {
-                    Page::Absent(place) => (state, place),
-                    Page::Arriving(_) => return Ok(Supplied::Asked),
-                    _ => return Ok(Supplied::NotAbsent),
-                },
-                Kind::Untouched | Kind::Whole => return Ok(Supplied::NotAbsent),
-            };
-            *state = match bytes {
-                None => Page::Zero,
-                Some(bytes) => {
-                    // Not in the queue's order: a page that is about to take its frame looks as if it waited for one, and
-                    // what has come cannot wait.
-                    let frame = self.frames.lock(platform).take_data(1);
-                    let Some(frame) = frame else { return Ok(Supplied::NoFrame) };
-                    frame.write(platform, 0, bytes);
-                    Page::Present(Present { lent: self.lent(page, frame), kept: None })
-                }
-            };
-            (place, swap.waiting.lock(platform).next())
-        };
-        swap.store.discard(place);
-        self.wake(swap, page, until, Arrival::Present);
-        self.serve(swap);
-        Ok(Supplied::Stored)
     }
 }

@@ -26,6 +26,7 @@ use alloc::sync::Arc;
 use twofold_stage2::{Ipa, Run};
 
 use super::store_error::StoreError;
+use super::unasked::{NotBegun, Unasked};
 use super::waiters::Waiter;
 use crate::async_fault::Arrival;
 
@@ -97,6 +98,9 @@ impl<T: PageStore + ?Sized> PageStore for Arc<T> {
 }
 
 /// A guest's memory, as a store sees it: by this a store need not know the platform.
+///
+/// What implements this for a guest's memory and passes each call on sees each page on its way: before
+/// [`complete_read`](Self::complete_read) no CPU can reach it.
 pub trait Completions {
     /// Copies the frame that is to be written.
     fn copy_out(&self, request: &WriteRequest, bytes: &mut [u8; 4096]);
@@ -104,8 +108,19 @@ pub trait Completions {
     /// Fills the frame that was to be read.
     fn copy_in(&self, request: &ReadRequest, bytes: &[u8; 4096]);
 
-    /// [`GuestMemory::read_ahead`](crate::GuestMemory::read_ahead).
-    fn read_ahead(&self, page: Ipa, place: Place) -> Option<ReadRequest>;
+    /// [`GuestMemory::begin_read`](crate::GuestMemory::begin_read).
+    ///
+    /// # Errors
+    ///
+    /// The page's content is not taken.
+    fn begin_read(&self, page: Ipa, place: Place, content: Unasked) -> Result<ReadRequest, NotBegun>;
+
+    /// [`GuestMemory::make_zero`](crate::GuestMemory::make_zero).
+    ///
+    /// # Errors
+    ///
+    /// The page's content is not taken.
+    fn make_zero(&self, page: Ipa, place: Place) -> Result<(), NotBegun>;
 
     /// [`GuestMemory::complete_write`](crate::GuestMemory::complete_write).
     fn complete_write(&self, request: WriteRequest, result: Result<(), StoreError>);

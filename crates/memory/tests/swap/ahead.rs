@@ -2,7 +2,7 @@
 //! Pages that a store reads ahead: only where they are, only if there is room, and never out of date.
 
 use twofold_memory::async_fault::Arrival::{Failed, Present};
-use twofold_memory::swap::{Located, Place, ReadRequest, Waiter};
+use twofold_memory::swap::{Located, NotBegun, Place, ReadRequest, Unasked, Waiter};
 
 use crate::rig::{Absent, Plan, Rig, ipa};
 use crate::store::BROKEN;
@@ -22,8 +22,12 @@ fn place(rig: &Rig, page: u64) -> Place {
     }
 }
 
+fn begin(rig: &Rig, page: u64, place: Place) -> Result<ReadRequest, NotBegun> {
+    rig.memory.begin_read(ipa(page), place, Unasked::Ahead)
+}
+
 fn read_ahead(rig: &Rig, page: u64) -> Option<ReadRequest> {
-    rig.memory.read_ahead(ipa(page), place(rig, page))
+    begin(rig, page, place(rig, page)).ok()
 }
 
 /// The store has the request now, as if it had been asked.
@@ -69,18 +73,18 @@ fn a_read_ahead_that_fails_changes_nothing() {
 fn a_page_that_is_not_there_any_more_is_not_read() {
     let rig = rig();
     let old = place(&rig, 1);
-    assert!(rig.memory.read_ahead(ipa(1), place(&rig, 2)).is_none(), "another page's place");
-    assert!(rig.memory.read_ahead(ipa(5), old).is_none(), "it is in memory");
-    assert!(rig.memory.read_ahead(ipa(700), old).is_none(), "it was never touched");
-    assert!(rig.memory.read_ahead(ipa(5000), old).is_none(), "there is no RAM");
+    assert_eq!(begin(&rig, 1, place(&rig, 2)).unwrap_err(), NotBegun::Elsewhere, "another page's place");
+    assert_eq!(begin(&rig, 5, old).unwrap_err(), NotBegun::Elsewhere, "it is in memory");
+    assert_eq!(begin(&rig, 700, old).unwrap_err(), NotBegun::Elsewhere, "it was never touched");
+    assert_eq!(begin(&rig, 5000, old).unwrap_err(), NotBegun::Elsewhere, "there is no RAM");
     keep(&rig, read_ahead(&rig, 1).unwrap());
-    assert!(rig.memory.read_ahead(ipa(1), old).is_none(), "it is on its way");
+    assert_eq!(begin(&rig, 1, old).unwrap_err(), NotBegun::Asked);
     rig.store.finish_read(&*rig.memory, 0, Ok(()));
-    assert!(rig.memory.read_ahead(ipa(1), old).is_none());
+    assert_eq!(begin(&rig, 1, old).unwrap_err(), NotBegun::Elsewhere);
     rig.write(1);
     rig.store.get().waits = false;
     rig.leave(1);
-    assert!(rig.memory.read_ahead(ipa(1), old).is_none(), "its content has changed");
+    assert_eq!(begin(&rig, 1, old).unwrap_err(), NotBegun::Elsewhere, "its content has changed");
     rig.end();
 }
 

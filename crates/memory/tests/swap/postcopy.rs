@@ -7,11 +7,10 @@ use std::rc::Rc;
 
 use twofold_memory::async_fault::Arrival;
 use twofold_memory::dirty::{LogOptions, Tracker};
-use twofold_memory::swap::{Located, PinnedFor, Place, Supplied, Waiter};
+use twofold_memory::swap::{Completions, Located, NotBegun, PinnedFor, Place, Unasked, Waiter};
 use twofold_memory::{Error, Pages};
 use twofold_stage2::fault::AccessKind;
 
-use crate::machine::PAGE;
 use crate::rig::{Absent, Plan, Rig, ipa, quiet};
 
 /// A rig whose store sends each page once, and the place of page 1's content.
@@ -20,6 +19,15 @@ fn target() -> (Rig, Place) {
     rig.store.get().once = true;
     let place = rig.store.hold(Box::new(rig.bytes(1)));
     (rig, place)
+}
+
+/// Content comes unasked for a page whose place this was.
+fn comes(rig: &Rig, page: u64, place: Place, content: Option<&[u8; 4096]>) -> Result<(), NotBegun> {
+    let Some(bytes) = content else { return rig.memory.make_zero(ipa(page), place) };
+    let request = rig.memory.begin_read(ipa(page), place, Unasked::Here)?;
+    rig.memory.copy_in(&request, bytes);
+    rig.memory.complete_read(request, Ok(()));
+    Ok(())
 }
 
 /// The page was sent in a round, and written since: whole huge pages, mapped ones, and single pages.
@@ -91,14 +99,14 @@ fn a_copy_ends_with_the_old_content() {
 fn content_that_comes_unasked_is_stored_once() {
     let (rig, place) = target();
     rig.memory.make_absent(ipa(1), place).unwrap();
-    assert_eq!(rig.memory.supply(ipa(1), Some(&rig.bytes(1))), Ok(Supplied::Stored));
+    assert_eq!(comes(&rig, 1, place, Some(&rig.bytes(1))), Ok(()));
     assert_eq!((rig.store.live(), rig.store.reads_so_far()), (0, 0));
     rig.read(1);
     rig.write(1);
-    assert_eq!(rig.memory.supply(ipa(1), Some(&[0xee; 4096])), Ok(Supplied::NotAbsent));
-    assert_eq!(rig.memory.supply(ipa(1), None), Ok(Supplied::NotAbsent));
+    assert_eq!(comes(&rig, 1, place, Some(&[0xee; 4096])), Err(NotBegun::Elsewhere));
+    assert_eq!(comes(&rig, 1, place, None), Err(NotBegun::Elsewhere));
     rig.read(1);
-    assert_eq!(rig.memory.supply(ipa(700), Some(&[0xee; 4096])), Ok(Supplied::NotAbsent), "never touched: zero");
+    assert_eq!(comes(&rig, 700, place, Some(&[0xee; 4096])), Err(NotBegun::Elsewhere), "never touched: zero");
     rig.end();
 }
 
@@ -107,7 +115,8 @@ fn zeroes_that_come_take_no_frame() {
     let (rig, place) = target();
     rig.memory.make_absent(ipa(1), place).unwrap();
     let used = rig.memory.frame_use();
-    assert_eq!(rig.memory.supply(ipa(1), None), Ok(Supplied::Stored));
+    assert_eq!(comes(&rig, 1, Place::new(place.raw() + 1), None), Err(NotBegun::Elsewhere), "another place");
+    assert_eq!(comes(&rig, 1, place, None), Ok(()));
     assert_eq!((rig.located(1), rig.memory.frame_use().data), (Located::Zero, used.data));
     rig.read(1);
     rig.end();
@@ -120,7 +129,8 @@ fn content_of_a_page_that_was_asked_for_is_the_requests() {
     rig.memory.make_absent(ipa(1), place).unwrap();
     rig.store.get().waits = true;
     rig.bring(1, 3);
-    assert_eq!(rig.memory.supply(ipa(1), Some(&rig.bytes(1))), Ok(Supplied::Asked));
+    assert_eq!(comes(&rig, 1, place, Some(&rig.bytes(1))), Err(NotBegun::Asked));
+    assert_eq!(comes(&rig, 1, place, None), Err(NotBegun::Asked));
     rig.store.finish_read(&*rig.memory, 0, Ok(()));
     assert_eq!(rig.reports.arrived(), [(Waiter::Other(3), Arrival::Present)]);
     assert_eq!(rig.store.live(), 0, "its place is not needed any more");
@@ -133,20 +143,21 @@ fn content_needs_a_frame() {
     let rig = Rig::with(Plan { count: 32, huge_pages: 0, singles: 40, ..Plan::default() });
     rig.memory.set_limit(16).unwrap();
     rig.store.get().once = true;
-    for page in [20, 21] {
+    let places = [20, 21].map(|page| {
         let place = rig.store.hold(Box::new(rig.bytes(page)));
         rig.memory.make_absent(ipa(page), place).unwrap();
-    }
+        place
+    });
     (0..16).for_each(|page| rig.write(page));
-    assert_eq!(rig.memory.supply(ipa(20), Some(&rig.bytes(20))), Ok(Supplied::NoFrame));
+    assert_eq!(comes(&rig, 20, places[0], Some(&rig.bytes(20))), Err(NotBegun::NoFrame));
     rig.bring(20, 3);
     // Zeroes need none, and the entry ends.
-    assert_eq!(rig.memory.supply(ipa(20), None), Ok(Supplied::Stored));
+    assert_eq!(comes(&rig, 20, places[0], None), Ok(()));
     assert_eq!(rig.reports.arrived(), [(Waiter::Other(3), Arrival::Present)]);
     assert_eq!(rig.memory.wants_frames(), 0);
     rig.write_zero(5);
     rig.leave(5);
-    assert_eq!(rig.memory.supply(ipa(21), Some(&rig.bytes(21))), Ok(Supplied::Stored));
+    assert_eq!(comes(&rig, 21, places[1], Some(&rig.bytes(21))), Ok(()));
     rig.check();
     rig.end();
 }
@@ -158,7 +169,7 @@ fn content_that_comes_is_no_write() {
     rig.memory.make_absent(ipa(1), place).unwrap();
     let log = rig.memory.dirty_log(rig.slot).unwrap();
     log.start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Combined) }).unwrap();
-    assert_eq!(rig.memory.supply(ipa(1) + (PAGE - 1), Some(&rig.bytes(1))), Ok(Supplied::Stored));
+    assert_eq!(comes(&rig, 1, place, Some(&rig.bytes(1))), Ok(()));
     let mut dirty = twofold_memory::dirty::DirtyPages::new();
     log.get(&mut dirty).unwrap();
     assert_eq!(dirty.pages().count(), 0);
@@ -176,16 +187,17 @@ fn content_is_stored_while_another_page_takes_its_frame() {
     let mut stored = 0;
     for number in 1.. {
         let rig = Rc::new(target().0);
-        for page in [3, 4] {
+        let [_, place] = [3, 4].map(|page| {
             let place = rig.store.hold(Box::new(rig.bytes(page)));
             rig.memory.make_absent(ipa(page), place).unwrap();
-        }
+            place
+        });
         let (supplied, begun) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(false)));
         let (other, result, has_begun) = (Rc::clone(&rig), Rc::clone(&supplied), Rc::clone(&begun));
         rig.machine.before_atomic(number, move || {
             has_begun.set(true);
             // Where it would wait for a lock, there is no such case.
-            let done = catch_unwind(AssertUnwindSafe(|| other.memory.supply(ipa(4), Some(&other.bytes(4))).unwrap()));
+            let done = catch_unwind(AssertUnwindSafe(|| comes(&other, 4, place, Some(&other.bytes(4)))));
             result.set(done.ok());
         });
         let done = catch_unwind(AssertUnwindSafe(|| rig.bring(3, 1)));
@@ -193,7 +205,7 @@ fn content_is_stored_while_another_page_takes_its_frame() {
         match supplied.get() {
             Some(found) => {
                 done.unwrap();
-                assert_eq!(found, Supplied::Stored, "before atomic {number}");
+                assert_eq!(found, Ok(()), "before atomic {number}");
                 stored += 1;
             }
             None => std::mem::forget(Rc::clone(&rig)),

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use twofold_memory::Pages;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
+use twofold_memory::swap::{Completions as _, Located, Unasked};
 use twofold_stage2::fault::AccessKind;
 
 use crate::rig::{Plan, Rig, ignore, ipa, quiet};
@@ -78,11 +79,18 @@ const STEPS: [Step; 25] = [
     ("peek and complete", |rig| rig.peek_now(PAGE, Rig::finish_all)),
     ("content comes", |rig| {
         // Only where there is none.
-        let _ = rig.memory.supply(ipa(PAGE), Some(&rig.bytes(PAGE))).unwrap();
+        if let Located::Absent(place) = rig.located(PAGE)
+            && let Ok(request) = rig.memory.begin_read(ipa(PAGE), place, Unasked::Here)
+        {
+            rig.memory.copy_in(&request, &rig.bytes(PAGE));
+            rig.memory.complete_read(request, Ok(()));
+        }
     }),
     ("zeroes come", |rig| {
-        if rig.expected(PAGE) == 0 {
-            let _ = rig.memory.supply(ipa(PAGE), None).unwrap();
+        if rig.expected(PAGE) == 0
+            && let Located::Absent(place) = rig.located(PAGE)
+        {
+            let _ = rig.memory.make_zero(ipa(PAGE), place);
         }
     }),
     ("unmap", |rig| rig.memory.unmap(rig.slot, ipa(0)..ipa(3)).unwrap()),

@@ -5,7 +5,8 @@
 use twofold_memory::Error;
 use twofold_memory::async_fault::Arrival::{Failed, Present};
 use twofold_memory::swap::{
-    Clock, FRAMES_PER_VCPU, Generations, LimitError, NotAttached, PinnedFor, Waiter, WriteOutError, WrittenOut,
+    Clock, FRAMES_PER_VCPU, Generations, LimitError, NotAttached, NotBegun, PinnedFor, Place, Unasked, Waiter,
+    WriteOutError, WrittenOut,
 };
 
 use crate::rig::{Absent, Plan, Rig, ipa};
@@ -20,7 +21,9 @@ fn without_a_store_nothing_leaves() {
     assert_eq!(Clock::new().make_room(memory, 1), Err(WriteOutError::NoStore));
     assert_eq!(Generations::new().make_room(memory, 1), Err(WriteOutError::NoStore));
     assert_eq!(memory.bring(ipa(1), Waiter::Other(0)), Err(NotAttached));
-    assert!(memory.read_ahead(ipa(1), twofold_memory::swap::Place::new(1)).is_none());
+    let place = Place::new(1);
+    assert_eq!(memory.begin_read(ipa(1), place, Unasked::Here).unwrap_err(), NotBegun::Elsewhere);
+    assert_eq!(memory.make_zero(ipa(1), place), Err(NotBegun::Elsewhere));
     assert_eq!((memory.wants_frames(), memory.fail_waiting(), memory.frame_use().waiting), (0, 0, 0));
     // A guest without a store takes 2 MiB at a time.
     let refused = memory.set_limit(511).unwrap_err();

@@ -2,7 +2,8 @@
 //! The source, as the page store of the target's memory.
 //!
 //! A fault on an absent page is `memory`'s: it asks its store, which is this. The question goes to the source, and the
-//! answer completes the request. Pages that come unasked are stored at once.
+//! answer completes the request. For a page that comes unasked, a request is taken first. So each page gets into the memory
+//! by a request that is completed, and what stands between memory and peer sees each page before a CPU can reach it.
 //!
 //! Invariants:
 //!
@@ -23,7 +24,8 @@
 //!
 //! * D1: with the lock: if the target has the page, drop it. If there is a request, take it.
 //! * D2: without the lock: complete the request. That is all.
-//! * D3: without a request: [`supply`](GuestMemory::supply) it. If the page was absent, that is all.
+//! * D3: without a request: begin one ([`Completions::begin_read`]), or for zeroes, [`Completions::make_zero`]. If the page
+//!   was absent, go on at D2.
 //! * D4: if `memory` has made it *arriving* meanwhile (A1): with the lock, take the request and go on at D2; if it is not
 //!   here yet, keep the content for A2.
 //!
@@ -43,7 +45,7 @@ use alloc::vec::Vec;
 
 use embedded_io::{Read, Write};
 use twofold_memory::GuestMemory;
-use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, Supplied, WriteRequest};
+use twofold_memory::swap::{Completions, NotBegun, PageStore, Place, ReadRequest, StoreError, Unasked, WriteRequest};
 use twofold_stage2::{Ipa, Lock, LockGuard, Platform};
 
 use super::incoming::{Came, FetchError, Incoming, resume_target};
@@ -55,6 +57,11 @@ use crate::stream::{Capabilities, Hello, Slot, WriteError, Writer};
 
 /// The source of a post-copy migration, as a page store: read-only, and each page comes once. The target's memory has
 /// frames for all pages that are not zero, since none can leave until another store is attached.
+///
+/// It fills the memory by [`Completions`] alone. An embedder that has to see each page before the guest can reach it, such
+/// as a judge, passes a [`Completions`] of its own here and, by a store around this one, to
+/// [`read`](PageStore::read): it passes each call on, and looks at the frame before
+/// [`complete_read`](Completions::complete_read).
 pub struct Peer<P: Platform> {
     platform: P,
     slots: Vec<Slot>,
@@ -124,10 +131,7 @@ impl<P: Platform> Peer<P> {
     /// # Errors
     ///
     /// The link is cut, or a page cannot be stored. The state says so, and each vCPU that waits is notified.
-    pub fn receive<S: Read>(&self, memory: &GuestMemory<P>, incoming: &mut Incoming<S>) -> Result<(), FetchError>
-    where
-        P: Send + Sync,
-    {
+    pub fn receive<S: Read>(&self, memory: &dyn Completions, incoming: &mut Incoming<S>) -> Result<(), FetchError> {
         let stored = incoming.next().and_then(|came| Ok(self.came(memory, &came)?));
         stored.inspect_err(|error| self.cut(memory, &alloc::format!("{error}")))
     }
@@ -136,11 +140,8 @@ impl<P: Platform> Peer<P> {
     ///
     /// # Errors
     ///
-    /// [`RamError::NoFrame`]; [`RamError::NoPage`]; the memory has no such page that can be absent.
-    pub fn came(&self, memory: &GuestMemory<P>, came: &Came<'_>) -> Result<(), RamError>
-    where
-        P: Send + Sync,
-    {
+    /// [`RamError::NoFrame`]; [`RamError::NoPage`].
+    pub fn came(&self, memory: &dyn Completions, came: &Came<'_>) -> Result<(), RamError> {
         let &Came { slot, page, count, bytes } = came;
         let wrong = RamError::NoPage { slot, page };
         let bytes = bytes.map(|bytes| <&Bytes>::try_from(bytes).map_err(|_| wrong)).transpose()?;
@@ -157,10 +158,16 @@ impl<P: Platform> Peer<P> {
                 complete(memory, request, bytes);
                 continue;
             }
-            match memory.supply(ipa, bytes)? {
-                Supplied::Stored | Supplied::NotAbsent => {}
-                Supplied::NoFrame => return Err(RamError::NoFrame { slot, page }),
-                Supplied::Asked => {
+            let begun = match bytes {
+                Some(_) => memory.begin_read(ipa, place_of(ipa), Unasked::Here).map(Some),
+                None => memory.make_zero(ipa, place_of(ipa)).map(|()| None),
+            };
+            match begun {
+                Ok(request) => request.into_iter().for_each(|request| complete(memory, request, bytes)),
+                // A request that A2 has completed since.
+                Err(NotBegun::Elsewhere) => {}
+                Err(NotBegun::NoFrame) => return Err(RamError::NoFrame { slot, page }),
+                Err(NotBegun::Asked) => {
                     let request = {
                         let mut inner = self.lock();
                         let request = inner.requests.remove(&place_of(ipa));
@@ -177,10 +184,7 @@ impl<P: Platform> Peer<P> {
     }
 
     /// The link is cut. Everything that waits for a page is notified that it does not come now.
-    pub fn cut(&self, memory: &GuestMemory<P>, reason: &str)
-    where
-        P: Send + Sync,
-    {
+    pub fn cut(&self, memory: &dyn Completions, reason: &str) {
         let requests = {
             let mut inner = self.lock();
             inner.target.cut(reason);

@@ -14,6 +14,8 @@ use crate::stream::Slot;
 pub struct Target {
     slots: Vec<Slot>,
     absent: PageSet,
+    /// How many those are.
+    left: u64,
     /// Absent pages that vCPUs wait for.
     waits: PageSet,
     /// Why there is no link.
@@ -60,7 +62,8 @@ pub enum TargetState {
 impl Target {
     /// A target that lacks these pages.
     pub fn new(slots: &[Slot], absent: PageSet) -> Self {
-        Self { slots: slots.to_vec(), absent, waits: PageSet::none(slots), cut: None }
+        let left = absent.count();
+        Self { slots: slots.to_vec(), absent, left, waits: PageSet::none(slots), cut: None }
     }
 
     /// The memslots. Pages are given by a memslot's index in them.
@@ -97,7 +100,7 @@ impl Target {
 
     /// Notes that a page was stored. Returns whether a vCPU waits for it.
     pub fn stored(&mut self, slot: usize, page: u64) -> bool {
-        self.absent.remove(slot, page);
+        self.left -= u64::from(self.absent.remove(slot, page));
         self.waits.remove(slot, page)
     }
 
@@ -113,7 +116,7 @@ impl Target {
 
     /// Whether the guest can go on.
     pub fn state(&self) -> TargetState {
-        match (self.absent.count(), &self.cut) {
+        match (self.left, &self.cut) {
             (0, _) => TargetState::Complete,
             (absent, None) => TargetState::Fetching { absent },
             (absent, Some(reason)) => {

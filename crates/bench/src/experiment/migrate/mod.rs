@@ -13,7 +13,7 @@
 //! | [`guest`], [`pace`], [`meter`] | the guest: vCPUs as threads, how fast they serve, and what they have served |
 //! | [`place`] | the machine that a guest is made on, whose memory is a file |
 //! | [`source`], [`serve`] | what a migration asks of the guest that leaves, and of its pages after it has left |
-//! | [`target`], [`peer_store`], [`arrivals`] | what makes a guest of what comes; pages that come later, and vCPUs that wait for them |
+//! | [`target`], [`judged`], [`arrivals`] | what makes a guest of what comes; pages that come later, and vCPUs that wait for them |
 //! | [`owner_record`], [`link`] | the arbiter and the sockets |
 
 mod arrivals;
@@ -21,6 +21,7 @@ mod compare;
 mod dry_run;
 mod figures;
 mod guest;
+mod judged;
 mod link;
 mod lists;
 mod measure;
@@ -29,7 +30,6 @@ mod node;
 mod orders;
 mod owner_record;
 mod pace;
-mod peer_store;
 mod place;
 mod plan;
 mod process;

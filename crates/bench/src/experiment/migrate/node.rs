@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use twofold_memory::dirty::{LogOptions, Tracker};
 use twofold_migration::commit::{Embedder, Event, Owner, Ownership, Side, State};
-use twofold_migration::postcopy::{Incoming, Target as Fetches};
+use twofold_migration::postcopy::Incoming;
 use twofold_migration::precopy::{Offered, Postcopy, Precopy};
 use twofold_migration::ram::GuestRam;
 use twofold_migration::receive::Receive;
@@ -174,7 +174,7 @@ impl Node {
         let switch = target.switch.take().context("the guest was not entered")??;
         let meter = Meter::start(target.guest.as_ref().context("no guest was made")?.counts());
         let fetched = match postcopy {
-            Some(following) => Some(fetch(&self.settings, order, &mut target, following)?),
+            Some((_, incoming)) => Some(fetch(&self.settings, order, &mut target, incoming)?),
             None => None,
         };
         self.guest = target.guest.take();
@@ -214,20 +214,16 @@ fn fetch(
     settings: &Settings,
     order: &Move,
     target: &mut Target<'_>,
-    following: (Fetches, Incoming<Receiver>),
+    incoming: Incoming<Receiver>,
 ) -> anyhow::Result<Fetched> {
     let answers = target.answers.take().context("there is no stream for answers")?;
     let (guest, store) = target.guest.as_ref().zip(target.store.as_ref()).context("no guest was made")?;
-    let absent = following.0.absent().clone();
-    let fetched = store.fetch(guest.memory(), following, answers, settings.vcpus.into());
-    let mut answers = fetched.inspect_err(|error| {
-        guest.stop();
-        store.cut(guest.memory(), error);
-    })?;
+    let mut answers = store.fetch(guest.memory(), incoming, answers).inspect_err(|_| guest.stop())?;
     let (complete, served) = (Moment::now(), guest.served());
     let slot = guest.slots().first().context("the guest has no memslots")?.1;
     let here = lists::path(settings, order.number, "target", "later");
-    lists::write_later(&here, &store.copies_file(), &slot, |page| absent.contains(0, page))?;
+    let copied = store.copied();
+    lists::write_later(&here, &store.copies_file(), &slot, |page| copied.contains(0, page))?;
     let compared = lists::compare(settings, &target.source_list(), &here)?;
     let _ = fs::remove_file(&here);
     answers.message(&Message::Complete)?;

@@ -11,13 +11,12 @@ use anyhow::{Context, ensure};
 use twofold_machine::arena::{Arena, ArenaOptions, Backing as Kind};
 use twofold_machine::fast::{FastMachine, FastPlatform};
 use twofold_machine::vm::Vm;
-use twofold_memory::swap::SwapOptions;
+use twofold_memory::swap::{PageStore, SwapOptions};
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
 use twofold_migration::stream;
 use twofold_stage2::{Geometry, Granule, Ipa, Pa, Vmid};
 
 use super::arrivals::Arrivals;
-use super::peer_store::PeerStore;
 use super::settings::{ADDRESS_BITS, PAGE, Settings};
 use crate::features::TODAY;
 
@@ -57,6 +56,11 @@ impl Place {
         Ok(Self { machine, frames: Some(frames) })
     }
 
+    /// The machine.
+    pub fn machine(&self) -> &Arc<FastMachine> {
+        &self.machine
+    }
+
     /// The path by which other processes open the memory, and the physical address of its first byte.
     ///
     /// # Errors
@@ -77,7 +81,7 @@ impl Place {
         &mut self,
         settings: &Settings,
         slots: &[stream::Slot],
-        store: Option<&Arc<PeerStore>>,
+        store: Option<Box<dyn PageStore>>,
     ) -> anyhow::Result<Made> {
         let frames = self.frames.take().context("this place has a guest")?;
         let arrivals = Arc::new(Arrivals::new(settings.vcpus));
@@ -96,9 +100,9 @@ impl Place {
         });
         let attached = added.and_then(|()| {
             let Some(store) = store else { return Ok(()) };
-            // Each vCPU may wait for a page, and so may the thread that stores what comes.
-            let options = SwapOptions { vcpus: settings.vcpus, others: settings.vcpus + 1, headroom: 0 };
-            Ok(memory.attach_store(Box::new(Arc::clone(store)), Box::new(Arc::clone(&arrivals)), &options)?)
+            // Each vCPU may wait for a page.
+            let options = SwapOptions { vcpus: settings.vcpus, others: settings.vcpus, headroom: 0 };
+            Ok(memory.attach_store(store, Box::new(Arc::clone(&arrivals)), &options)?)
         });
         if let Err(error) = attached {
             self.frames = Some(memory.destroy(drop));

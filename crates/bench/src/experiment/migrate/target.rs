@@ -9,20 +9,20 @@ use anyhow::Context;
 use twofold_machine::fast::FastPlatform;
 use twofold_machine::key_value::Server;
 use twofold_memory::dirty::{LogOptions, Tracker};
+use twofold_memory::swap::PageStore;
 use twofold_migration::commit::{Embedder, Ownership, Request};
 use twofold_migration::ram::{GuestRam, RamError};
 use twofold_migration::stream::{Compression, Hello, Message, Slot, Writer};
 use twofold_migration::{PageSet, Section, receive};
-use twofold_stage2::Ipa;
 
 use super::compare::Compared;
 use super::guest::Guest;
+use super::judged::Judged;
 use super::link::Sender;
 use super::lists;
 use super::owner_record::OwnerRecord;
-use super::peer_store::{PeerStore, place_of};
 use super::place::{Made, Place};
-use super::settings::{PAGE, Settings};
+use super::settings::Settings;
 use super::source::{VCPU, VCPU_VERSION};
 use crate::experiment::host_clock::Moment;
 
@@ -38,7 +38,7 @@ pub struct Target<'n> {
     made: Option<Made>,
     servers: Vec<Server>,
     /// Where absent pages come from, if pages may be absent.
-    pub store: Option<Arc<PeerStore>>,
+    pub store: Option<Arc<Judged>>,
     /// The guest, once it could run.
     pub guest: Option<Guest>,
     /// The switch, once this side owns the guest; or why the guest does not run.
@@ -139,10 +139,10 @@ impl receive::Host for Target<'_> {
         if hello.vcpus != self.settings.vcpus {
             return Err(format!("the guest has {} vCPUs, and {} were to come", hello.vcpus, self.settings.vcpus));
         }
-        self.store = if absent { Some(PeerStore::new(slots).map_err(|error| format!("{error:#}"))?) } else { None };
-        let made = self.place.make(self.settings, slots, self.store.as_ref()).map_err(|error| format!("{error:#}"))?;
-        self.store.iter().for_each(|store| store.watch(made.machine.arena()));
-        self.made = Some(made);
+        let store = absent.then(|| Judged::new(self.place.machine(), slots)).transpose();
+        self.store = store.map_err(|error| format!("{error:#}"))?;
+        let store = self.store.as_ref().map(|store| Box::new(Arc::clone(store)) as Box<dyn PageStore>);
+        self.made = Some(self.place.make(self.settings, slots, store).map_err(|error| format!("{error:#}"))?);
         Ok(())
     }
 
@@ -161,14 +161,8 @@ impl receive::Host for Target<'_> {
     }
 
     fn absent(&mut self, absent: &PageSet) -> Result<(), String> {
-        let made = self.made.as_ref().ok_or("no guest was made")?;
-        let mut at = (0, 0);
-        while let Some((slot, page)) = absent.next(at) {
-            let ipa = Ipa::new((made.slots[slot].1.first + page) * PAGE);
-            made.vm.memory().make_absent(ipa, place_of(slot, page)).map_err(|error| error.to_string())?;
-            at = (slot, page + 1);
-        }
-        Ok(())
+        let (made, store) = self.made.as_ref().zip(self.store.as_ref()).ok_or("no guest was made for absent pages")?;
+        store.peer().absent(made.vm.memory(), absent).map_err(|error| error.to_string())
     }
 
     fn ready(&mut self) -> Result<(), String> {
