@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Proves that a reader holds no more heap than `heap_bound` says, with as much of everything as a stream can have.
 
+#[path = "heap/counted.rs"]
+mod counted;
 mod guest;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 use guest::{Raw, capabilities, forge_as, hello, name, split};
 use proptest::prelude::*;
@@ -13,46 +12,18 @@ use twofold_migration::stream::{
     Capabilities, Cause, Compression, Feature, Hello, OrderError, Reader, Slot, Writer, heap_bound,
 };
 
-/// The host's heap. It counts what each thread holds, and the most that it held.
-struct Heap;
-
-thread_local! {
-    static HELD: Cell<i64> = const { Cell::new(0) };
-    static MOST: Cell<i64> = const { Cell::new(0) };
-}
-
-#[global_allocator]
-static HEAP: Heap = Heap;
-
-// SAFETY: the system's allocator.
-unsafe impl GlobalAlloc for Heap {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        HELD.set(HELD.get() + layout.size() as i64);
-        MOST.set(MOST.get().max(HELD.get()));
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        HELD.set(HELD.get() - layout.size() as i64);
-        // SAFETY: as the caller promises; `alloc` got the memory from `System`.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
 /// Reads a stream without keeping anything; returns the most heap that this took, and what ended it.
 fn most(stream: &[u8], here: Capabilities) -> (u64, Option<Cause>) {
-    let before = HELD.get();
-    MOST.set(before);
-    let mut reader = Reader::new(stream, here);
-    let end = loop {
-        match reader.next() {
-            Ok(Some(_)) => {}
-            Ok(None) => break None,
-            Err(error) => break Some(error.cause),
+    counted::most(|| {
+        let mut reader = Reader::new(stream, here);
+        loop {
+            match reader.next() {
+                Ok(Some(_)) => {}
+                Ok(None) => break None,
+                Err(error) => break Some(error.cause),
+            }
         }
-    };
-    ((MOST.get() - before) as u64, end)
+    })
 }
 
 /// Returns a hello with as many features as there may be.

@@ -1,23 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A migration's stream from any source.
 
+use std::collections::BTreeSet;
+
 use twofold_migration::commit::Ownership;
 use twofold_migration::stream::wire::{Header, Preamble, VERSION, WHOLE, checksum, kind, page};
 use twofold_migration::stream::{
-    Capabilities, Compression, Hello, Message, Name, ReadError, Reader, Record, Slot, Writer,
+    Capabilities, Compression, Hello, Message, Name, ReadError, Reader, Record, Slot, Writer, heap_bound,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A stream is refused, or can be written again and is read as the same.
+use crate::heap;
+
+/// A stream is refused, or can be written again and is read as the same. Its reader holds no more heap than it may.
 ///
 /// If the first byte is odd, the rest is a stream. If it is even, the rest is a stream's records, and their checksums are
 /// made to fit, as a forger does. Its next bit is set for a stream with absent pages.
 pub fn migration(data: &[u8]) {
     let Some((&mode, data)) = data.split_first() else { return };
     let stream = if mode % 2 == 1 { data.to_vec() } else { forge(data, if mode & 2 == 0 { WHOLE } else { VERSION }) };
+    let here = capabilities();
+    let bound = heap_bound(here.memory);
+    let (heap, ()) = heap::most(|| skim(Reader::new(&stream[..], here)));
+    assert!(heap <= bound, "a reader held {heap} bytes of heap, and may hold {bound}");
     // What came before an error was whole and in order, so it can be written too.
     let mut came = Vec::new();
     let (version, _) = read(&stream, &mut came);
+    assert_no_page_twice(&came);
     let Some(again) = write(&came, version) else { return };
     let mut same = Vec::new();
     let _ = read(&again, &mut same);
@@ -84,6 +93,30 @@ fn keep(record: Record<'_>) -> Came {
     }
 }
 
+/// A page comes at most once in a round, and at most once after the end.
+fn assert_no_page_twice(came: &[Came]) {
+    let mut pages = BTreeSet::new();
+    for record in came {
+        let (slot, first, count) = match *record {
+            Came::Page(slot, page, _) => (slot, page, 1),
+            Came::Zeros(slot, page, count) => (slot, page, u64::from(count)),
+            Came::Round(_) | Came::End(_) => {
+                pages.clear();
+                continue;
+            }
+            _ => continue,
+        };
+        for page in first..first + count {
+            assert!(pages.insert((slot, page)), "page {page} of memslot {slot} comes twice");
+        }
+    }
+}
+
+/// Reads to the end or to an error, and keeps nothing.
+fn skim(mut reader: Reader<&[u8]>) {
+    while let Ok(Some(_)) = reader.next() {}
+}
+
 /// Writes the records again; `None` if they end in a section, or have parts that a writer would not make.
 fn write(came: &[Came], version: u32) -> Option<Vec<u8>> {
     let new = if version == WHOLE { Writer::new } else { Writer::with_absent };
@@ -120,7 +153,7 @@ fn write(came: &[Came], version: u32) -> Option<Vec<u8>> {
 
 /// Returns a stream of these records with checksums that fit. A whole page's bytes come from its header, so that a short
 /// input has room for many.
-fn forge(mut data: &[u8], version: u32) -> Vec<u8> {
+pub fn forge(mut data: &[u8], version: u32) -> Vec<u8> {
     let preamble = Preamble::of(version);
     let (mut stream, mut chain) = (preamble.as_bytes().to_vec(), preamble.chain());
     while let Ok((mut header, rest)) = Header::read_from_prefix(data) {
