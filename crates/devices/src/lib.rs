@@ -18,9 +18,17 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod fifo;
 pub mod line;
+pub mod pl011;
+pub mod pl031;
+mod primecell;
 pub mod ram;
+pub mod state;
 
 pub use access::Width;
 pub use line::InterruptLine;
+pub use pl011::Pl011;
+pub use pl031::Pl031;
 pub use ram::{GuestRam, RamError};
+pub use state::StateError;
