@@ -7,6 +7,7 @@
 //! * [`bundle`]: the file that carries a guest's kernel, initrd and settings to the hypervisor.
 //! * [`control`]: the lines that the hypervisor writes for its launcher.
 //! * [`exit`]: the exit statuses of the image under QEMU.
+//! * [`pv_time`]: stolen time, the calls and the structure of each vCPU.
 //! * [`trace`]: the lines of a trace, written and read.
 //! * [`vendor`]: calls of Twofold's own guests, beside PSCI.
 //! * [`virt`]: the memory map that every guest sees.
@@ -16,6 +17,7 @@ pub mod async_fault;
 pub mod bundle;
 pub mod control;
 pub mod exit;
+pub mod pv_time;
 pub mod trace;
 pub mod vendor;
 pub mod virt;

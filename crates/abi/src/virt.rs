@@ -16,6 +16,11 @@ pub const GICR_SIZE: u64 = 0x2_0000;
 pub const UART_BASE: u64 = 0x0900_0000;
 /// Size of the PL011 UART in bytes.
 pub const UART_SIZE: u64 = 0x1000;
+/// Start of the RAM for the vCPUs' [stolen time](crate::pv_time), one structure after the other in the order of the
+/// vCPUs. No device tree lists it as memory. QEMU's `virt` has it here too.
+pub const STOLEN_TIME_BASE: u64 = 0x090A_0000;
+/// Bytes of that RAM.
+pub const STOLEN_TIME_SIZE: u64 = 0x1_0000;
 /// Start of guest RAM.
 pub const RAM_BASE: u64 = 0x4000_0000;
 /// The virtual address of an experiment's [test memory](crate::bundle::Header::test_start), the same as in KVM's
@@ -23,3 +28,5 @@ pub const RAM_BASE: u64 = 0x4000_0000;
 pub const TEST_VA: u64 = 0xc000_0000;
 /// The most vCPUs that a guest may have; their redistributors fit before the UART.
 pub const MAX_CPUS: u32 = 64;
+
+const _: () = assert!(MAX_CPUS as u64 * crate::pv_time::structure::SIZE <= STOLEN_TIME_SIZE);

@@ -25,6 +25,7 @@ pub mod pl031;
 mod primecell;
 pub mod ram;
 pub mod state;
+pub mod stolen_time;
 
 pub use access::Width;
 pub use line::InterruptLine;
@@ -32,3 +33,4 @@ pub use pl011::Pl011;
 pub use pl031::Pl031;
 pub use ram::{GuestRam, RamError};
 pub use state::StateError;
+pub use stolen_time::StolenTime;
