@@ -5,6 +5,7 @@
 //!
 //! * [`async_fault`]: asynchronous page faults, the calls and the area of each vCPU.
 //! * [`bundle`]: the file that carries a guest's kernel, initrd and settings to the hypervisor.
+//! * [`channel`]: the framed control channel, with consoles and commands of several guests.
 //! * [`control`]: the lines that the hypervisor writes for its launcher.
 //! * [`exit`]: the exit statuses of the image under QEMU.
 //! * [`pv_time`]: stolen time, the calls and the structure of each vCPU.
@@ -15,6 +16,7 @@
 
 pub mod async_fault;
 pub mod bundle;
+pub mod channel;
 pub mod control;
 pub mod exit;
 pub mod pv_time;

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Messages: what frames mean.
+//!
+//! Invariant: a message that is read and written again gives the same frame. Each field of a message was checked, so a
+//! receiver decides by state only, never by form.
+
+use thiserror::Error;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::frame::{Frame, FrameWriter, TooLong};
+use super::wire::{
+    self, COMMANDS_MAX, Credit, Hello, KEY_MAX, MAGIC, NO_REQUEST, Refusal, State, Statistic, TEXT_MAX, WINDOW_MAX,
+    Welcome, command, kind, reason, state,
+};
+
+/// Why a frame is no message. The receiver refuses it by this name, and the session goes on.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum MessageError {
+    /// There is no such kind in this direction.
+    #[error("a frame of kind {0:#x}")]
+    Kind(u8),
+    /// The payload has the wrong size for its kind.
+    #[error("a payload of {found} bytes for a frame of kind {kind:#x}")]
+    Length {
+        /// The frame's kind.
+        kind: u8,
+        /// The payload's bytes.
+        found: usize,
+    },
+    /// The frame needs a guest, or must not have one.
+    #[error("a frame of kind {kind:#x} {} a guest", if *.has { "with" } else { "without" })]
+    Guest {
+        /// The frame's kind.
+        kind: u8,
+        /// Whether it has a guest.
+        has: bool,
+    },
+    /// It is no hello or welcome of this protocol.
+    #[error("no hello of this protocol: it starts with {0:02x?}")]
+    Magic([u8; 8]),
+    /// A field has a value that it cannot have.
+    #[error("{field} is {value:#x}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// A text or a key has a character that it cannot have, or is too long.
+    #[error("a text that is none")]
+    Text,
+}
+
+/// What a launcher asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Send statistics.
+    Statistics,
+    /// Stop the guest.
+    Stop,
+    /// Let a stopped guest go on.
+    Continue,
+    /// Start the guest anew.
+    Reset,
+    /// End the guest; without a guest: end the hypervisor.
+    Quit,
+}
+
+/// Why a frame is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The versions have nothing in common.
+    Version,
+    /// The frame is no frame or no message.
+    Malformed,
+    /// There is no such kind, or no session yet.
+    Kind,
+    /// There is no such guest.
+    Guest,
+    /// Not in this state of the guest.
+    State,
+    /// More than [`COMMANDS_MAX`] commands are under way.
+    Busy,
+    /// More input than was granted, or more credit than a window.
+    Credit,
+    /// It was tried and failed.
+    Failed,
+}
+
+/// What a guest does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestState {
+    /// It runs.
+    Running,
+    /// It is stopped, and can go on.
+    Stopped,
+    /// It is off. Without a guest: the hypervisor's last message.
+    Off,
+    /// It starts anew.
+    Reset,
+    /// The hypervisor has ended it.
+    Failed,
+}
+
+/// A message to the hypervisor. The guest is the frame's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToHypervisor<'a> {
+    /// A session begins. Everything of the one before is forgotten, credit included.
+    Hello {
+        /// The lowest version that the launcher speaks.
+        lowest: u16,
+        /// The highest, not below it.
+        highest: u16,
+        /// A random number that names the session.
+        session: u64,
+    },
+    /// A command for the guest, or for all if there is none.
+    Command {
+        /// Names the command in its answer: not 0, and of no other command that is under way.
+        request: u32,
+        /// The command.
+        command: Command,
+    },
+    /// At least one byte for the guest's console, for which there is credit.
+    Input(&'a [u8]),
+    /// So much more of the guest's output has room: 1 to [`WINDOW_MAX`].
+    OutputCredit(u32),
+}
+
+/// A message to the launcher. The guest is the frame's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToLauncher<'a> {
+    /// The session has begun. What came before this message belongs to an older one.
+    Welcome {
+        /// The version of this session.
+        version: u16,
+        /// How many guests there are.
+        guests: u16,
+        /// The hello's.
+        session: u64,
+    },
+    /// The command is done. All of its figures came before.
+    Done(u32),
+    /// A frame is refused, and had no effect.
+    Refused {
+        /// The command, if it was one.
+        request: Option<u32>,
+        /// Why.
+        reason: Reason,
+        /// Why, in words.
+        text: &'a str,
+    },
+    /// At least one byte from the guest's console, for which there was credit.
+    Output(&'a [u8]),
+    /// So much more of the guest's input has room: 1 to [`WINDOW_MAX`].
+    InputCredit(u32),
+    /// One figure.
+    Statistic {
+        /// The command that asked for it.
+        request: u32,
+        /// Dotted parts of `[a-z0-9_]`.
+        key: &'a str,
+        /// The figure.
+        value: u64,
+    },
+    /// What the guest does from now on.
+    State {
+        /// It does this.
+        state: GuestState,
+        /// Why; may be empty.
+        text: &'a str,
+    },
+    /// A note for people.
+    Log(&'a str),
+}
+
+impl<'a> ToHypervisor<'a> {
+    /// Reads a message.
+    pub fn read(frame: &Frame<'a>) -> Result<Self, MessageError> {
+        let message = match frame.kind {
+            kind::HELLO => {
+                let hello: Hello = row(frame)?;
+                greeting(hello.magic, hello.reserved)?;
+                let (lowest, highest) = (hello.lowest.get(), hello.highest.get());
+                check("the highest version", highest, lowest <= highest)?;
+                Self::Hello { lowest, highest, session: hello.session.get() }
+            }
+            kind::COMMAND => {
+                let row: wire::Command = row(frame)?;
+                let reserved = row.reserved.iter().fold(0, |any, &byte| any | byte);
+                check("a reserved field", reserved, reserved == 0)?;
+                Self::Command { request: request(row.request)?, command: Command::from_number(row.command)? }
+            }
+            kind::INPUT => Self::Input(bytes(frame)?),
+            kind::OUTPUT_CREDIT => Self::OutputCredit(credit(frame)?),
+            other => return Err(MessageError::Kind(other)),
+        };
+        let has = frame.guest.is_some();
+        let fits = match message {
+            Self::Hello { .. } => !has,
+            Self::Command { .. } => true,
+            Self::Input(_) | Self::OutputCredit(_) => has,
+        };
+        if fits { Ok(message) } else { Err(MessageError::Guest { kind: frame.kind, has }) }
+    }
+
+    /// Returns the message's bytes on the wire.
+    pub fn write<'w>(&self, guest: Option<u16>, writer: &'w mut FrameWriter) -> Result<&'w [u8], TooLong> {
+        match *self {
+            Self::Hello { lowest, highest, session } => {
+                let (lowest, highest) = (lowest.into(), highest.into());
+                let row = Hello { magic: MAGIC, lowest, highest, reserved: U32::ZERO, session: session.into() };
+                writer.write(kind::HELLO, guest, row.as_bytes(), &[])
+            }
+            Self::Command { request, command } => {
+                let row =
+                    wire::Command { request: request.into(), command: command.number(), reserved: Default::default() };
+                writer.write(kind::COMMAND, guest, row.as_bytes(), &[])
+            }
+            Self::Input(bytes) => writer.write(kind::INPUT, guest, &[], bytes),
+            Self::OutputCredit(bytes) => writer.write(kind::OUTPUT_CREDIT, guest, &bytes.to_le_bytes(), &[]),
+        }
+    }
+}
+
+impl<'a> ToLauncher<'a> {
+    /// Reads a message.
+    pub fn read(frame: &Frame<'a>) -> Result<Self, MessageError> {
+        let message = match frame.kind {
+            kind::WELCOME => {
+                let row: Welcome = row(frame)?;
+                greeting(row.magic, row.reserved)?;
+                Self::Welcome { version: row.version.get(), guests: row.guests.get(), session: row.session.get() }
+            }
+            kind::DONE => Self::Done(request(row(frame)?)?),
+            kind::REFUSED => {
+                let (row, text): (Refusal, _) = row_and_text(frame)?;
+                let request = Some(row.request.get()).filter(|&request| request != NO_REQUEST);
+                Self::Refused { request, reason: Reason::from_number(row.reason.get())?, text }
+            }
+            kind::OUTPUT => Self::Output(bytes(frame)?),
+            kind::INPUT_CREDIT => Self::InputCredit(credit(frame)?),
+            kind::STATISTIC => {
+                let (row, key): (Statistic, _) = row_and_text(frame)?;
+                if !is_key(key) {
+                    return Err(MessageError::Text);
+                }
+                Self::Statistic { request: request(row.request)?, key, value: row.value.get() }
+            }
+            kind::STATE => {
+                let (row, text): (State, _) = row_and_text(frame)?;
+                Self::State { state: GuestState::from_number(row.state)?, text }
+            }
+            kind::LOG => Self::Log(text(frame.payload)?),
+            other => return Err(MessageError::Kind(other)),
+        };
+        let has = frame.guest.is_some();
+        let fits = match message {
+            Self::Welcome { .. } => !has,
+            Self::Output(_) | Self::InputCredit(_) => has,
+            _ => true,
+        };
+        if fits { Ok(message) } else { Err(MessageError::Guest { kind: frame.kind, has }) }
+    }
+
+    /// Returns the message's bytes on the wire. A text of more than [`TEXT_MAX`] bytes and a key that is none are the
+    /// writer's mistake: the reader refuses them.
+    pub fn write<'w>(&self, guest: Option<u16>, writer: &'w mut FrameWriter) -> Result<&'w [u8], TooLong> {
+        match *self {
+            Self::Welcome { version, guests, session } => {
+                let (version, guests) = (version.into(), guests.into());
+                let row = Welcome { magic: MAGIC, version, guests, reserved: U32::ZERO, session: session.into() };
+                writer.write(kind::WELCOME, guest, row.as_bytes(), &[])
+            }
+            Self::Done(request) => writer.write(kind::DONE, guest, &request.to_le_bytes(), &[]),
+            Self::Refused { request, reason, text } => {
+                let row = Refusal { request: request.unwrap_or(NO_REQUEST).into(), reason: reason.number().into() };
+                writer.write(kind::REFUSED, guest, row.as_bytes(), text.as_bytes())
+            }
+            Self::Output(bytes) => writer.write(kind::OUTPUT, guest, &[], bytes),
+            Self::InputCredit(bytes) => writer.write(kind::INPUT_CREDIT, guest, &bytes.to_le_bytes(), &[]),
+            Self::Statistic { request, key, value } => {
+                let row = Statistic { request: request.into(), value: value.into() };
+                writer.write(kind::STATISTIC, guest, row.as_bytes(), key.as_bytes())
+            }
+            Self::State { state, text } => writer.write(kind::STATE, guest, &[state.number()], text.as_bytes()),
+            Self::Log(text) => writer.write(kind::LOG, guest, &[], text.as_bytes()),
+        }
+    }
+}
+
+/// Makes both directions of an enum's numbers from one list, so that they agree.
+macro_rules! numbers {
+    ($enum:ident: $number:ty, $field:literal, $($variant:ident = $constant:path),+) => {
+        impl $enum {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            const fn number(self) -> $number {
+                match self {
+                    $(Self::$variant => $constant,)+
+                }
+            }
+
+            fn from_number(number: $number) -> Result<Self, MessageError> {
+                match number {
+                    $($constant => Ok(Self::$variant),)+
+                    _ => Err(MessageError::Field { field: $field, value: number.into() }),
+                }
+            }
+        }
+    };
+}
+
+numbers!(Command: u8, "the command", Statistics = command::STATISTICS, Stop = command::STOP,
+    Continue = command::CONTINUE, Reset = command::RESET, Quit = command::QUIT);
+numbers!(Reason: u16, "the reason", Version = reason::VERSION, Malformed = reason::MALFORMED, Kind = reason::KIND,
+    Guest = reason::GUEST, State = reason::STATE, Busy = reason::BUSY, Credit = reason::CREDIT,
+    Failed = reason::FAILED);
+numbers!(GuestState: u8, "the state", Running = state::RUNNING, Stopped = state::STOPPED, Off = state::OFF,
+    Reset = state::RESET, Failed = state::FAILED);
+
+fn length(frame: &Frame<'_>) -> MessageError {
+    MessageError::Length { kind: frame.kind, found: frame.payload.len() }
+}
+
+/// The payload as a row and nothing else.
+fn row<T: FromBytes + KnownLayout + Immutable + Unaligned>(frame: &Frame<'_>) -> Result<T, MessageError> {
+    T::read_from_bytes(frame.payload).map_err(|_| length(frame))
+}
+
+fn row_and_text<'a, T: FromBytes>(frame: &Frame<'a>) -> Result<(T, &'a str), MessageError> {
+    let (row, rest) = T::read_from_prefix(frame.payload).map_err(|_| length(frame))?;
+    Ok((row, text(rest)?))
+}
+
+fn bytes<'a>(frame: &Frame<'a>) -> Result<&'a [u8], MessageError> {
+    if frame.payload.is_empty() { Err(length(frame)) } else { Ok(frame.payload) }
+}
+
+fn credit(frame: &Frame<'_>) -> Result<u32, MessageError> {
+    let bytes = row::<Credit>(frame)?.bytes.get();
+    check("the credit", bytes, (1..=WINDOW_MAX).contains(&bytes))?;
+    Ok(bytes)
+}
+
+fn request(number: U32) -> Result<u32, MessageError> {
+    check("the request", number.get(), number != NO_REQUEST)?;
+    Ok(number.get())
+}
+
+fn greeting(magic: [u8; 8], reserved: U32) -> Result<(), MessageError> {
+    if magic != MAGIC {
+        return Err(MessageError::Magic(magic));
+    }
+    check("a reserved field", reserved.get(), reserved == 0)
+}
+
+fn check(field: &'static str, value: impl Into<u64>, fits: bool) -> Result<(), MessageError> {
+    if fits { Ok(()) } else { Err(MessageError::Field { field, value: value.into() }) }
+}
+
+fn text(bytes: &[u8]) -> Result<&str, MessageError> {
+    core::str::from_utf8(bytes).ok().filter(|text| text.len() <= TEXT_MAX).ok_or(MessageError::Text)
+}
+
+fn is_key(key: &str) -> bool {
+    let part =
+        |part: &str| !part.is_empty() && part.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
+    key.len() <= KEY_MAX && key.split('.').all(part)
+}
+
+const _: () = assert!(COMMANDS_MAX > 0 && size_of::<Statistic>() + TEXT_MAX <= wire::PAYLOAD_MAX);

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The channel's numbers and layouts. All numbers are little-endian.
+//!
+//! Invariant: nothing here changes once a version is released. A change is a new [`VERSION`].
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The version that this code speaks.
+pub const VERSION: u16 = 1;
+/// In [`Hello`] and [`Welcome`].
+pub const MAGIC: [u8; 8] = *b"TWOFCTRL";
+/// Ends a frame. An encoded frame has no such byte in it.
+pub const DELIMITER: u8 = 0;
+/// The most bytes of a frame's payload.
+pub const PAYLOAD_MAX: usize = 1024;
+/// Bytes of a [`Header`].
+pub const HEADER_SIZE: usize = size_of::<Header>();
+/// The most bytes of a frame, header included.
+pub const FRAME_MAX: usize = HEADER_SIZE + PAYLOAD_MAX;
+/// The most bytes of a frame on the wire: one more for each 254, the first block's, and the delimiter.
+pub const ENCODED_MAX: usize = FRAME_MAX + FRAME_MAX / 254 + 2;
+/// The most bytes of a statistic's key.
+pub const KEY_MAX: usize = 64;
+/// The most bytes of a text.
+pub const TEXT_MAX: usize = 512;
+/// The most bytes of one guest's console that may be on their way in one direction.
+pub const WINDOW_MAX: u32 = 1 << 16;
+/// The most commands without an answer.
+pub const COMMANDS_MAX: usize = 16;
+/// In [`Header::guest`]: the frame concerns no guest, or all.
+pub const NO_GUEST: u16 = u16::MAX;
+/// In [`Refusal::request`]: what is refused was no command.
+pub const NO_REQUEST: u32 = 0;
+
+/// Values of [`Header::kind`]. Below 0x80: to the hypervisor.
+pub mod kind {
+    /// The launcher begins a session: a [`Hello`](super::Hello).
+    pub const HELLO: u8 = 0x01;
+    /// A [`Command`](super::Command).
+    pub const COMMAND: u8 = 0x02;
+    /// Bytes for a guest's console.
+    pub const INPUT: u8 = 0x03;
+    /// The launcher has room for more of a guest's output: a [`Credit`](super::Credit).
+    pub const OUTPUT_CREDIT: u8 = 0x04;
+    /// The hypervisor accepts a session: a [`Welcome`](super::Welcome).
+    pub const WELCOME: u8 = 0x81;
+    /// A command is done: its number (u32).
+    pub const DONE: u8 = 0x82;
+    /// A frame is refused: a [`Refusal`](super::Refusal), and a text.
+    pub const REFUSED: u8 = 0x83;
+    /// Bytes from a guest's console.
+    pub const OUTPUT: u8 = 0x84;
+    /// A guest has room for more input: a [`Credit`](super::Credit).
+    pub const INPUT_CREDIT: u8 = 0x85;
+    /// One figure: a [`Statistic`](super::Statistic), and its key.
+    pub const STATISTIC: u8 = 0x86;
+    /// What a guest does now: a [`State`](super::State), and a text that says why.
+    pub const STATE: u8 = 0x87;
+    /// A note for people: a text.
+    pub const LOG: u8 = 0x88;
+}
+
+/// Values of [`Command::command`].
+pub mod command {
+    /// Send statistics.
+    pub const STATISTICS: u8 = 0;
+    /// Stop the guest.
+    pub const STOP: u8 = 1;
+    /// Let a stopped guest go on.
+    pub const CONTINUE: u8 = 2;
+    /// Start the guest anew.
+    pub const RESET: u8 = 3;
+    /// End the guest; without a guest: end the hypervisor.
+    pub const QUIT: u8 = 4;
+}
+
+/// Values of [`Refusal::reason`].
+pub mod reason {
+    /// The versions have nothing in common.
+    pub const VERSION: u16 = 1;
+    /// The frame's bytes are none, or its payload is not what its kind needs.
+    pub const MALFORMED: u16 = 2;
+    /// There is no such kind, or no session yet.
+    pub const KIND: u16 = 3;
+    /// There is no such guest.
+    pub const GUEST: u16 = 4;
+    /// Not in this state of the guest.
+    pub const STATE: u16 = 5;
+    /// Too many commands are under way.
+    pub const BUSY: u16 = 6;
+    /// More input than was granted, or more credit than a window.
+    pub const CREDIT: u16 = 7;
+    /// It was tried and failed.
+    pub const FAILED: u16 = 8;
+}
+
+/// Values of [`State::state`].
+pub mod state {
+    /// It runs.
+    pub const RUNNING: u8 = 0;
+    /// It is stopped, and can go on.
+    pub const STOPPED: u8 = 1;
+    /// It has turned itself off, or was ended. Without a guest: the hypervisor's last frame.
+    pub const OFF: u8 = 2;
+    /// It starts anew.
+    pub const RESET: u8 = 3;
+    /// The hypervisor has ended it: the text says why.
+    pub const FAILED: u8 = 4;
+}
+
+/// The head of each frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    /// One of [`kind`].
+    pub kind: u8,
+    /// 0.
+    pub reserved: u8,
+    /// The guest's number, or [`NO_GUEST`].
+    pub guest: U16,
+    /// Bytes of the payload.
+    pub length: U16,
+}
+
+/// The payload of [`kind::HELLO`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// The lowest version that the launcher speaks.
+    pub lowest: U16,
+    /// The highest.
+    pub highest: U16,
+    /// 0.
+    pub reserved: U32,
+    /// A random number that names the session.
+    pub session: U64,
+}
+
+/// The payload of [`kind::WELCOME`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Welcome {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// The version of this session.
+    pub version: U16,
+    /// How many guests there are. They have the numbers from 0 on.
+    pub guests: U16,
+    /// 0.
+    pub reserved: U32,
+    /// The session of the [`Hello`] that this answers.
+    pub session: U64,
+}
+
+/// The payload of [`kind::COMMAND`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Command {
+    /// Names the command in its answer. Not [`NO_REQUEST`].
+    pub request: U32,
+    /// One of [`command`].
+    pub command: u8,
+    /// 0.
+    pub reserved: [u8; 3],
+}
+
+/// The payload of [`kind::OUTPUT_CREDIT`] and [`kind::INPUT_CREDIT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Credit {
+    /// So many bytes more: 1 to [`WINDOW_MAX`].
+    pub bytes: U32,
+}
+
+/// The start of the payload of [`kind::REFUSED`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Refusal {
+    /// The command, or [`NO_REQUEST`].
+    pub request: U32,
+    /// One of [`reason`].
+    pub reason: U16,
+}
+
+/// The start of the payload of [`kind::STATISTIC`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Statistic {
+    /// The command that asked for it.
+    pub request: U32,
+    /// The figure.
+    pub value: U64,
+}
+
+/// The start of the payload of [`kind::STATE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct State {
+    /// One of [`state`].
+    pub state: u8,
+}
