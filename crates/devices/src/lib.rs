@@ -26,6 +26,7 @@ mod primecell;
 pub mod ram;
 pub mod state;
 pub mod stolen_time;
+pub mod vgic;
 
 pub use access::Width;
 pub use line::InterruptLine;

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Interrupts' inputs: devices' lines, and physical interrupts that are linked to virtual ones.
+
+use super::deliver::BankId;
+use super::effects::{Effects, Here};
+use super::interface::CpuInterface;
+use super::intid::{Intid, VcpuId};
+use super::list_register::ListRegister;
+use super::{Vgic, bank::Bank};
+
+impl Vgic {
+    /// Sets the level of an SPI's line. An INTID that is not an SPI of this GIC is ignored.
+    pub fn set_spi<I: CpuInterface>(&mut self, spi: Intid, asserted: bool, here: &mut Here<'_, I>) -> Effects {
+        match spi.bank().checked_sub(1) {
+            Some(n) => self.set_line(BankId::Shared(n), spi.index(), asserted, here),
+            None => Effects::default(),
+        }
+    }
+
+    /// Sets the level of a vCPU's PPI. An INTID that is not a PPI is ignored.
+    ///
+    /// Of a [linked](super::Config::linked) PPI, an asserted line is ignored while the vCPU is loaded, because the
+    /// physical interrupt then [fires](Self::fire). The embedder lowers the line when it knows that the physical one is
+    /// not asserted any more: before it forwards an access of the guest to this vCPU's redistributor, and when the vCPU
+    /// was unloaded.
+    pub fn set_ppi<I: CpuInterface>(
+        &mut self,
+        vcpu: VcpuId,
+        ppi: Intid,
+        asserted: bool,
+        here: &mut Here<'_, I>,
+    ) -> Effects {
+        let Some(state) = self.vcpus.get(vcpu.index()) else { return Effects::default() };
+        let linked = state.private.linked & ppi.bit() != 0;
+        if ppi.raw() < 16 || ppi.is_shared() || linked && asserted && state.loaded {
+            return Effects::default();
+        }
+        self.set_line(BankId::Private(vcpu), ppi.index(), asserted, here)
+    }
+
+    /// The physical interrupt that is linked to `ppi` was taken on the CPU where `vcpu` is loaded. The embedder has
+    /// dropped its priority (`ICC_EOIR1_EL1` with EOImode 1) and left it active: it fires again only when the guest has
+    /// deactivated the virtual one.
+    pub fn fire<I: CpuInterface>(&mut self, vcpu: VcpuId, ppi: Intid, here: &mut Here<'_, I>) -> Effects {
+        let mut effects = Effects::default();
+        let (bit, index) = (ppi.bit(), ppi.index());
+        let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return effects };
+        if ppi.is_shared() || state.private.linked & bit == 0 {
+            return effects;
+        }
+        let Some(interface) = here.of(vcpu) else { return effects };
+        let slot = usize::from(state.private.slot[index]);
+        let empty = interface.empty();
+        // The usual case: the list register of the last time is empty, and holds it again.
+        if state.private.resident & bit != 0 && empty >> slot & 1 == 1 {
+            state.private.retire(index, state.slots.hardware >> slot & 1 == 1, &mut effects);
+            state.slots.release(slot);
+            effects.deactivate &= !bit;
+        }
+        hold(&mut state.private, bit);
+        if state.private.resident & bit != 0 {
+            return effects;
+        }
+        let free = state.slots.free();
+        if state.private.waiting(self.control) & bit != 0 && free != 0 && !state.slots.overflow {
+            let slot = if free >> slot & 1 == 1 { slot } else { free.trailing_zeros() as usize };
+            self.place(vcpu, ppi, slot, interface);
+        } else {
+            self.fill(vcpu, interface, &mut effects);
+        }
+        effects
+    }
+
+    fn set_line<I: CpuInterface>(
+        &mut self,
+        bank: BankId,
+        index: usize,
+        asserted: bool,
+        here: &mut Here<'_, I>,
+    ) -> Effects {
+        let mut effects = Effects::default();
+        let bit = 1_u32 << index;
+        let Some(state) = self.bank_mut(bank) else { return effects };
+        if asserted == (state.line & bit != 0) {
+            return effects;
+        }
+        let (resident, edge) = (state.resident & bit != 0, state.edge & bit != 0);
+        if edge && !asserted {
+            state.drive(bit, false);
+            return effects;
+        }
+        if resident && !self.keeps(bank, index, asserted, here) {
+            self.touch(bank, bit, here, &mut effects);
+        }
+        let Some(state) = self.bank_mut(bank) else { return effects };
+        state.drive(bit, asserted);
+        // The physical interrupt has no reason to stay active.
+        let done = bit & state.held & !state.line & !state.active & !state.resident;
+        state.held &= !done;
+        self.deactivate_physical(bank, done, here, &mut effects);
+        self.offer(bank, bit, here, &mut effects);
+        effects
+    }
+
+    /// May a resident level-sensitive interrupt stay where it is, although its line changes?
+    fn keeps<I: CpuInterface>(&mut self, bank: BankId, index: usize, asserted: bool, here: &mut Here<'_, I>) -> bool {
+        let Some(state) = self.bank(bank) else { return false };
+        let bit = 1_u32 << index;
+        if state.edge & bit != 0 {
+            return false;
+        }
+        let (home, slot) = (VcpuId::from_index(state.home[index & 31].into()), usize::from(state.slot[index & 31]));
+        let Some(vcpu) = self.vcpus.get_mut(home.index()) else { return false };
+        let armed = vcpu.slots.armed >> slot & 1 == 1;
+        if asserted {
+            // Its end is a maintenance interrupt, which finds the line.
+            return armed;
+        }
+        let Some(interface) = here.of(home) else { return false };
+        let register = ListRegister::from_raw(interface.list_register(slot));
+        if register.is_pending() || !register.is_active() {
+            return false;
+        }
+        // The end of an interrupt that the guest handles needs no maintenance interrupt any more.
+        if armed {
+            vcpu.slots.armed &= !(1 << slot);
+            interface.set_list_register(slot, register.without_maintenance().raw());
+        }
+        true
+    }
+
+    /// Physical interrupts of a vCPU have to be deactivated: on its CPU, if it has one.
+    pub(super) fn deactivate_physical<I: CpuInterface>(
+        &mut self,
+        bank: BankId,
+        mask: u32,
+        here: &mut Here<'_, I>,
+        effects: &mut Effects,
+    ) {
+        let BankId::Private(vcpu) = bank else { return };
+        if mask == 0 {
+            return;
+        }
+        if here.of(vcpu).is_some() {
+            effects.deactivate |= mask;
+        } else if let Some(state) = self.vcpus.get_mut(vcpu.index()).filter(|state| state.loaded) {
+            state.owed |= mask;
+            effects.kick.insert(vcpu);
+        }
+    }
+}
+
+/// The physical interrupt is active for this one.
+const fn hold(bank: &mut Bank, bit: u32) {
+    bank.line |= bit;
+    bank.held |= bit;
+}
