@@ -11,6 +11,15 @@
 //! ([`control`](crate::control), `phase`). All vCPUs of a guest share one log and one series of phases. Of the calls
 //! that are refused, the control channel lists the first few; the others are counted.
 
+/// Returns [`UID`] in w0 to w3, whether the bundle allows the other calls or not.
+pub const CALL_UID: u32 = 0x8600_ff01;
+/// Returns [`REVISION`] in w0 and w1, likewise.
+pub const CALL_REVISION: u32 = 0x8600_ff03;
+/// Identifies this hypervisor to its guests (Arm DEN0028, "Call UID").
+pub const UID: [u32; 4] = [0x7477_6f66, 0x4b1d_a90c, 0x8e35_62f7, 0x19c4_d05b];
+/// The major and the minor version of this range of calls. Each protocol in it has a version of its own.
+pub const REVISION: [u32; 2] = [1, 0];
+
 /// Starts the log. x1 is an index of [`TRACKERS`]. x2 is 1 if all pages are dirty at first, 0 if none is. x3 is the
 /// number of bytes to split at once ahead of the guest's writes; 0 splits block by block.
 pub const LOG_START: u32 = 0xc600_0010;

@@ -9,7 +9,11 @@
 //! |---|---|
 //! | [`config`], [`load`], [`device_tree`] | the guest's configuration, its place in memory, its device tree |
 //! | [`agreement`] | the features that the guest's CPUs share, and the CPUs that must not run it |
-//! | [`psci`] | power calls of the guest |
+//! | [`calls`] | a guest's calls by HVC and SMC: which service answers, and what can be discovered |
+//! | [`power`] | the power states of vCPUs that share CPUs, and PSCI 1.1 |
+//! | [`restart`] | how a guest begins, and begins anew after a reset |
+//! | [`trng`] | random numbers for a guest |
+//! | [`psci`] | PSCI for vCPUs that each own a CPU. The hypervisor uses it until its vCPUs share CPUs |
 //! | [`claim`] | a right that only one CPU gets: to switch a vCPU on, to report the end |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
@@ -20,10 +24,14 @@ extern crate alloc;
 extern crate std;
 
 pub mod agreement;
+pub mod calls;
 pub mod claim;
 pub mod config;
 pub mod device_tree;
 pub mod load;
+pub mod power;
 mod primitive;
 pub mod psci;
 pub mod refusals;
+pub mod restart;
+pub mod trng;

@@ -242,7 +242,7 @@ fn fetch(root: &Path) -> anyhow::Result<()> {
 }
 
 /// The test programs: package and target.
-const JUDGES: [(&str, &str); 14] = [
+const JUDGES: [(&str, &str); 17] = [
     ("stage2", "twofold_stage2"),
     ("stage2", "walk"),
     ("stage2", "sequences"),
@@ -255,8 +255,11 @@ const JUDGES: [(&str, &str); 14] = [
     ("memory", "model"),
     ("vmm", "twofold_vmm"),
     ("vmm", "agreement"),
+    ("vmm", "calls"),
+    ("vmm", "power"),
     ("vmm", "psci"),
     ("vmm", "refusals"),
+    ("vmm", "restart"),
 ];
 /// The features that the tests of the copy need.
 const FEATURES: &str = "twofold-stage2/checked,twofold-memory/baselines";
