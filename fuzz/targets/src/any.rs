@@ -2,6 +2,7 @@
 //! Makes arguments of the engine from bytes.
 
 use arbitrary::{Result, Unstructured};
+use twofold_devices::Width;
 use twofold_stage2::{Access, Attributes, Execute, Features, Memory, Shareability};
 
 /// Makes an access from one byte.
@@ -44,4 +45,19 @@ pub fn features(u: &mut Unstructured<'_>, base: Features) -> Result<Features> {
 pub fn flags(u: &mut Unstructured<'_>) -> Result<[bool; 8]> {
     let byte: u8 = u.arbitrary()?;
     Ok(std::array::from_fn(|bit| byte >> bit & 1 == 1))
+}
+
+/// Makes the offset of an access: most often one of a device's first registers.
+pub fn register(u: &mut Unstructured<'_>) -> Result<u64> {
+    Ok(match u.arbitrary::<u8>()? {
+        index @ 0..0xe0 => u64::from(index % 0x20) * 4,
+        0xe0..0xf8 => u.int_in_range(0..=0xfff)?,
+        _ => u.arbitrary()?,
+    })
+}
+
+/// Makes the width of an access: most often a word.
+pub fn width(u: &mut Unstructured<'_>) -> Result<Width> {
+    let widths = [Width::Word, Width::Byte, Width::Half, Width::Double];
+    Ok(widths[usize::from(u.arbitrary::<u8>()? % 16) % 7 % 4])
 }

@@ -17,16 +17,19 @@
 //! | `device_tree`, `board` | the machine's device tree, as bytes and as changes of a valid one |
 //! | `bundle`, `guest_bundle` | the guest's bundle: any bytes, and any guest |
 //! | `image` | a kernel's header |
+//! | `channel_hypervisor`, `channel_launcher` | the framed control channel, as each end reads it |
 //! | `console` | QEMU's version, the control channel, the guest's console |
 //! | `migration` | a migration's stream, of either version and direction |
 //! | `postcopy` | the streams of both sides after the guest has changed hands |
 //! | `sealed` | an encrypted link: handshakes and frames of a forger, and of a peer with the key |
+//! | `pl011`, `pl031` | a guest's accesses to UART and clock, and their states |
 //! | `trace` | a trace's lines |
 //! | `size` | sizes on the command line |
 
 mod any;
 mod arguments;
 mod bundle;
+mod channel;
 mod console;
 mod descriptor;
 mod device_tree;
@@ -36,6 +39,8 @@ mod guest_memory;
 mod id_registers;
 mod image;
 mod migration;
+mod pl011;
+mod pl031;
 mod postcopy;
 mod sealed;
 mod size;
@@ -52,6 +57,7 @@ mod heap;
 
 pub use arguments::arguments;
 pub use bundle::{bundle, guest_bundle};
+pub use channel::{channel_hypervisor, channel_launcher};
 pub use console::console;
 pub use descriptor::descriptor;
 pub use device_tree::{board, device_tree};
@@ -63,6 +69,8 @@ pub use image::image;
 pub use migration::migration;
 pub use postcopy::postcopy;
 pub use sealed::sealed;
+pub use pl011::pl011;
+pub use pl031::pl031;
 pub use size::size;
 pub use syndrome::syndrome;
 pub use trace::trace;
@@ -71,10 +79,12 @@ pub use trace::trace;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 22] = [
     ("arguments", arguments),
     ("board", board),
     ("bundle", bundle),
+    ("channel_hypervisor", channel_hypervisor),
+    ("channel_launcher", channel_launcher),
     ("console", console),
     ("descriptor", descriptor),
     ("device_tree", device_tree),
@@ -87,6 +97,8 @@ pub const TARGETS: [Target; 18] = [
     ("migration", migration),
     ("postcopy", postcopy),
     ("sealed", sealed),
+    ("pl011", pl011),
+    ("pl031", pl031),
     ("size", size),
     ("syndrome", syndrome),
     ("trace", trace),

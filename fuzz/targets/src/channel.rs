@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The framed control channel. Two targets: what the hypervisor reads, and what the launcher reads.
+
+use twofold_abi::channel::wire::ENCODED_MAX;
+use twofold_abi::channel::{
+    Frame, FrameError, FrameReader, FrameWriter, MessageError, ReceiveCredit, SendCredit, ToHypervisor, ToLauncher,
+};
+
+/// Any bytes are frames and errors, the same ones however they are cut up. Each frame is one message or is refused, and
+/// a message is written as the frame that it was read from. Credit holds whatever is granted.
+pub fn channel_hypervisor(data: &[u8]) {
+    let mut credit = SendCredit::default();
+    let mut granted = 0;
+    each_frame(data, |frame, writer| {
+        let message = ToHypervisor::read(frame)?;
+        if let ToHypervisor::OutputCredit(bytes) = message {
+            granted += if credit.granted(bytes).is_ok() { bytes as usize } else { 0 };
+            granted -= credit.take(bytes as usize / 2 + 1);
+        }
+        Ok(message.write(frame.guest, writer).expect("it was read from a frame").to_vec())
+    });
+    assert_eq!(credit.take(usize::MAX), granted);
+}
+
+/// The same of what comes to the launcher. More output than it has room for is an error, and is not counted.
+pub fn channel_launcher(data: &[u8]) {
+    let mut credit = ReceiveCredit::default();
+    let mut unused = 0;
+    each_frame(data, |frame, writer| {
+        let message = ToLauncher::read(frame)?;
+        match message {
+            ToLauncher::Output(bytes) => match credit.received(bytes.len()) {
+                Ok(()) => unused -= bytes.len(),
+                Err(_) => assert!(bytes.len() > unused),
+            },
+            // Any number will do as a room.
+            ToLauncher::Done(room) => unused += credit.grant(room as usize).unwrap_or(0) as usize,
+            _ => {}
+        }
+        Ok(message.write(frame.guest, writer).expect("it was read from a frame").to_vec())
+    });
+}
+
+/// A frame of its own, or an error.
+type Owned = Result<(u8, Option<u16>, Vec<u8>), FrameError>;
+
+/// Calls `message` for each frame; it returns the bytes of the message that it reads.
+fn each_frame(data: &[u8], mut message: impl FnMut(&Frame<'_>, &mut FrameWriter) -> Result<Vec<u8>, MessageError>) {
+    let Some((&size, stream)) = data.split_first() else { return };
+    let mut writer = FrameWriter::new();
+    let whole = read(stream, usize::MAX);
+    assert_eq!(whole, read(stream, usize::from(size).max(1)));
+    // What came before the first delimiter is nothing; each end of a frame is one result at most.
+    let delimiters = stream.iter().filter(|&&byte| byte == 0).count();
+    assert!(whole.len() <= delimiters.max(usize::from(stream.len() > ENCODED_MAX)));
+    for (kind, guest, payload) in whole.into_iter().filter_map(Result::ok) {
+        let bytes = writer.write(kind, guest, &[], &payload).expect("it was read from a frame").to_vec();
+        assert_eq!(read(&[&[0], &bytes[..]].concat(), usize::MAX), [Ok((kind, guest, payload.clone()))]);
+        let frame = Frame { kind, guest, payload: &payload };
+        if let Ok(again) = message(&frame, &mut writer) {
+            assert_eq!(again, bytes);
+        }
+    }
+}
+
+fn read(stream: &[u8], size: usize) -> Vec<Owned> {
+    let (mut reader, mut results) = (FrameReader::new(), Vec::new());
+    for mut piece in stream.chunks(size) {
+        while let Some(result) = reader.read(&mut piece) {
+            results.push(result.map(|Frame { kind, guest, payload }| (kind, guest, payload.to_vec())));
+        }
+    }
+    results
+}
