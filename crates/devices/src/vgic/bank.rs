@@ -20,7 +20,7 @@ pub(super) const PRIORITY_BITS: u8 = 0xf8;
 /// | `latch` | the pending latch | pended again since |
 /// | `placed` | 0 | the latch that went into the list register; cleared if the guest takes it back |
 /// | `active` | active | 0 |
-/// | `activate`, `end` | 0 | to be made active, inactive, when it is next taken out |
+/// | `activate`, `deactivate` | 0 | to be made active, inactive, when it is next taken out |
 /// | `line` | the input | the input |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bank {
@@ -37,7 +37,7 @@ pub(super) struct Bank {
     pub resident: u32,
     pub placed: u32,
     pub activate: u32,
-    pub end: u32,
+    pub deactivate: u32,
     /// Linked to a physical interrupt.
     pub linked: u32,
     /// The physical interrupt is active on behalf of this one, and cannot fire again until this one is deactivated.
@@ -66,7 +66,7 @@ impl Bank {
             resident: 0,
             placed: 0,
             activate: 0,
-            end: 0,
+            deactivate: 0,
             linked: 0,
             held: 0,
             priority: [0; 32],
@@ -116,16 +116,18 @@ impl Bank {
     pub const fn activate(&mut self, mask: u32) {
         self.active |= mask & !self.resident;
         self.activate |= mask & self.resident;
-        self.end &= !mask;
+        self.deactivate &= !mask;
     }
 
     /// The guest's ICACTIVER, or a deactivation that names the interrupt.
-    pub const fn deactivate(&mut self, mask: u32, effects: &mut Effects) {
+    ///
+    /// Returns those whose physical interrupt is not held any more.
+    pub const fn deactivate(&mut self, mask: u32) -> u32 {
         let ended = mask & self.active;
         self.active &= !mask;
-        self.end |= mask & self.resident;
+        self.deactivate |= mask & self.resident;
         self.activate &= !mask;
-        effects.deactivate |= self.release(ended);
+        self.release(ended)
     }
 
     /// These interrupts are inactive now: their physical ones may fire again. Returns those that software has to
@@ -133,6 +135,12 @@ impl Bank {
     const fn release(&mut self, ended: u32) -> u32 {
         let released = ended & self.held;
         self.held &= !released;
+        released
+    }
+
+    /// These interrupts ended while their vCPU is loaded: a line that is still asserted fires again.
+    const fn end(&mut self, ended: u32) -> u32 {
+        let released = self.release(ended);
         self.line &= !released;
         released
     }
@@ -194,7 +202,7 @@ impl Bank {
         let bit = 1_u32 << index;
         self.resident &= !bit;
         self.placed &= !bit;
-        let released = self.release(bit);
+        let released = self.end(bit);
         if !by_hardware {
             effects.deactivate |= released;
         }
@@ -202,7 +210,8 @@ impl Bank {
     }
 
     /// Its list register was read and cleared.
-    pub fn leave(&mut self, index: usize, vcpu: VcpuId, register: ListRegister, effects: &mut Effects) {
+    /// `counts`: `EOIcount` counts its end from here on.
+    pub fn leave(&mut self, index: usize, vcpu: VcpuId, register: ListRegister, counts: bool, effects: &mut Effects) {
         let bit = 1_u32 << index;
         if !register.is_pending() && !register.is_active() {
             return self.retire(index, register.physical().is_some(), effects);
@@ -214,6 +223,8 @@ impl Bank {
         self.placed &= !bit;
         if register.is_active() {
             self.active |= bit;
+        }
+        if counts {
             self.acknowledged |= bit;
             let group1 = if register.is_group1() { bit } else { 0 };
             self.acknowledged_group1 = self.acknowledged_group1 & !bit | group1;
@@ -221,19 +232,22 @@ impl Bank {
             self.handler[index & 31] = vcpu.byte();
         }
         self.late(bit, effects);
+        // The line fell while the list register was another CPU's.
+        let idle = bit & self.held & !self.line & !self.active;
+        effects.deactivate |= self.end(idle);
     }
 
     /// Applies what the guest wrote while the list register was another CPU's.
     const fn late(&mut self, bit: u32, effects: &mut Effects) {
-        if (self.activate | self.end) & bit == 0 {
+        if (self.activate | self.deactivate) & bit == 0 {
             return;
         }
         self.active |= self.activate & bit;
         self.activate &= !bit;
-        let ended = self.active & self.end & bit;
-        self.end &= !bit;
+        let ended = self.active & self.deactivate & bit;
+        self.deactivate &= !bit;
         self.active &= !ended;
-        effects.deactivate |= self.release(ended);
+        effects.deactivate |= self.end(ended);
     }
 
     /// Of the acknowledged ones of `vcpu`, the one with the highest priority.
@@ -248,6 +262,6 @@ impl Bank {
         self.acknowledged &= !bit;
         let ended = self.active & bit;
         self.active &= !bit;
-        effects.deactivate |= self.release(ended);
+        effects.deactivate |= self.end(ended);
     }
 }

@@ -228,10 +228,12 @@ impl Vgic {
     ) {
         let register = ListRegister::from_raw(interface.list_register(slot));
         interface.set_list_register(slot, 0);
+        // With EOImode 1, the guest's deactivation names the interrupt.
+        let counts = register.is_active() && !MachineControl(interface.machine_control()).is_split();
         let Some((bank, slots, intid)) = self.held_by(vcpu, slot) else { return };
         slots.release(slot);
-        slots.outside |= register.is_active();
-        bank.leave(intid.index(), vcpu, register, effects);
+        slots.outside |= counts;
+        bank.leave(intid.index(), vcpu, register, counts, effects);
         self.pass_on(vcpu, intid, effects);
     }
 

@@ -108,11 +108,9 @@ impl Vgic {
             Some(n) => super::BankId::Shared(n),
         };
         self.touch(bank, intid.bit(), here, &mut effects);
-        let mut own = Effects::default();
         let Some(state) = self.bank_mut(bank) else { return effects };
-        state.deactivate(intid.bit(), &mut own);
-        state.acknowledged &= !(intid.bit() & !state.active & !state.resident);
-        self.deactivate_physical(bank, own.deactivate, here, &mut effects);
+        let released = state.deactivate(intid.bit());
+        self.deactivate_physical(bank, released, here, &mut effects);
         self.offer(bank, intid.bit(), here, &mut effects);
         effects
     }

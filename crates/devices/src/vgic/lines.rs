@@ -19,10 +19,10 @@ impl Vgic {
 
     /// Sets the level of a vCPU's PPI. An INTID that is not a PPI is ignored.
     ///
-    /// Of a [linked](super::Config::linked) PPI, an asserted line is ignored while the vCPU is loaded, because the
-    /// physical interrupt then [fires](Self::fire). The embedder lowers the line when it knows that the physical one is
-    /// not asserted any more: before it forwards an access of the guest to this vCPU's redistributor, and when the vCPU
-    /// was unloaded.
+    /// Of a [linked](super::Config::linked) PPI, the embedder reports the physical line's level before it loads the vCPU,
+    /// after it has unloaded it and whenever the level changes while it is not loaded; and, so that the guest reads what
+    /// is, before it forwards an access of the guest to this vCPU's redistributor. While the vCPU is loaded the interrupt
+    /// [fires](Self::fire) by itself, so nothing depends on these reports.
     pub fn set_ppi<I: CpuInterface>(
         &mut self,
         vcpu: VcpuId,
@@ -30,9 +30,7 @@ impl Vgic {
         asserted: bool,
         here: &mut Here<'_, I>,
     ) -> Effects {
-        let Some(state) = self.vcpus.get(vcpu.index()) else { return Effects::default() };
-        let linked = state.private.linked & ppi.bit() != 0;
-        if ppi.raw() < 16 || ppi.is_shared() || linked && asserted && state.loaded {
+        if ppi.raw() < 16 || ppi.is_shared() {
             return Effects::default();
         }
         self.set_line(BankId::Private(vcpu), ppi.index(), asserted, here)
@@ -59,6 +57,12 @@ impl Vgic {
         }
         hold(&mut state.private, bit);
         if state.private.resident & bit != 0 {
+            // The guest handles one that was not held. Its end has to be seen.
+            if (state.slots.hardware | state.slots.armed) >> slot & 1 == 0 {
+                self.settle(vcpu, interface, &mut effects);
+                self.take(vcpu, slot, interface, &mut effects);
+                self.fill(vcpu, interface, &mut effects);
+            }
             return effects;
         }
         let free = state.slots.free();
@@ -113,8 +117,8 @@ impl Vgic {
         let Some(vcpu) = self.vcpus.get_mut(home.index()) else { return false };
         let armed = vcpu.slots.armed >> slot & 1 == 1;
         if asserted {
-            // Its end is a maintenance interrupt, which finds the line.
-            return armed;
+            // Its end is a maintenance interrupt, which finds the line; or it lets the physical interrupt fire again.
+            return armed || vcpu.slots.hardware >> slot & 1 == 1;
         }
         let Some(interface) = here.of(home) else { return false };
         let register = ListRegister::from_raw(interface.list_register(slot));
@@ -138,12 +142,12 @@ impl Vgic {
         effects: &mut Effects,
     ) {
         let BankId::Private(vcpu) = bank else { return };
-        if mask == 0 {
-            return;
-        }
+        let Some(state) = self.vcpus.get_mut(vcpu.index()).filter(|state| state.loaded && mask != 0) else { return };
+        // A line that is still asserted fires again. That of a vCPU that is not loaded is as the embedder says.
+        state.private.line &= !mask;
         if here.of(vcpu).is_some() {
             effects.deactivate |= mask;
-        } else if let Some(state) = self.vcpus.get_mut(vcpu.index()).filter(|state| state.loaded) {
+        } else {
             state.owed |= mask;
             effects.kick.insert(vcpu);
         }

@@ -53,7 +53,6 @@ impl Vgic {
             (IIDR, Width::Word) => IMPLEMENTER.into(),
             (WAKER, Width::Word) if state.asleep => 6,
             (0xffd0..SGI, Width::Word) => identification(offset),
-            (0x1_ffd0..0x2_0000, Width::Word) => identification(offset - SGI),
             _ => 0,
         })
     }

@@ -76,14 +76,11 @@ impl Vgic {
             let register = ListRegister::from_raw(raw);
             if register.is_pending() {
                 pending |= state.placed & bit;
-            } else if !register.is_active() && vcpu.slots.hardware >> slot & 1 == 1 {
-                // Deactivated, and so was the physical interrupt, which fires again if it is still asserted.
-                pending &= !bit | state.latch;
             }
             if register.is_active() {
                 active |= bit;
             }
-            active = (active | state.activate & bit) & !(state.end & bit);
+            active = (active | state.activate & bit) & !(state.deactivate & bit);
         }
         // An end may be counted, and not yet settled.
         for index in bits(state.active & state.acknowledged) {
@@ -125,7 +122,7 @@ impl Vgic {
         if kind == Kind::ClearEnable {
             self.unsettle(bank, changed);
         }
-        let mut own = Effects::default();
+        let mut released = 0;
         let Some(state) = self.bank_mut(bank) else { return };
         match kind {
             Kind::Group => state.group1 ^= changed,
@@ -134,9 +131,9 @@ impl Vgic {
             Kind::SetPending => state.pend(changed),
             Kind::ClearPending => state.unpend(changed),
             Kind::SetActive => state.activate(changed),
-            Kind::ClearActive => state.deactivate(changed, &mut own),
+            Kind::ClearActive => released = state.deactivate(changed),
         }
-        self.deactivate_physical(bank, own.deactivate, here, effects);
+        self.deactivate_physical(bank, released, here, effects);
         self.offer(bank, changed, here, effects);
     }
 

@@ -24,6 +24,7 @@ pub struct Hardware {
     pub vmcr: u64,
     pub ap: [[u32; 4]; 2],
     bits: u32,
+    compares: bool,
     /// Physical interrupts that the guest's deactivations deactivated.
     pub deactivated: Vec<u32>,
     /// Chooses among equal priorities.
@@ -40,9 +41,16 @@ impl Hardware {
             vmcr: 0,
             ap: [[0; 4]; 2],
             bits,
+            compares: false,
             deactivated: Vec::new(),
             choice: 1,
         }
+    }
+
+    /// An EOI deactivates an interrupt only if its group priority is the one that was dropped, as in QEMU.
+    pub fn comparing(mut self, compares: bool) -> Self {
+        self.compares = compares;
+        self
     }
 
     /// The guest runs: what EL2 knows of the registers is old from here on.
@@ -137,7 +145,8 @@ impl Hardware {
         match (0..self.registers.len()).find(active) {
             Some(n) => {
                 let register = ListRegister::from_raw(self.registers[n]);
-                if !split && register.is_group1() == group1 && register.priority() & self.mask(group1) == dropped {
+                let same = register.is_group1() == group1 && register.priority() & self.mask(group1) == dropped;
+                if !split && (same || !self.compares) {
                     self.registers[n] &= !ACTIVE;
                     self.deactivated.extend(register.physical());
                 }

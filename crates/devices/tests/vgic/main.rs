@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tests of the interrupt controller over a strict fake of the virtual CPU interface.
 
+mod agreement;
 mod basics;
-#[expect(dead_code, reason = "the model test uses the rest")]
+mod events;
 mod fake;
+mod model;
+mod random;
+mod world;
