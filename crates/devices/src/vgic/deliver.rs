@@ -83,7 +83,8 @@ impl Vgic {
         self.vcpus.get(vcpu.index()).map_or(0, |state| state.private.held)
     }
 
-    /// Is there work for [`sync`](Self::sync) where the vCPU is loaded?
+    /// Is there work for [`sync`](Self::sync) where the vCPU is loaded? Also while more interrupts wait than list
+    /// registers can hold.
     #[must_use]
     pub fn needs_sync(&self, vcpu: VcpuId) -> bool {
         self.vcpus.get(vcpu.index()).is_some_and(|state| {

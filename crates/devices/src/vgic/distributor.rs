@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The distributor's registers, `GICD_*` (Arm IHI 0069H, 12.9).
+//! The distributor's registers, `GICD_*` (Arm IHI 0069H, chapter 12).
 
 use super::Vgic;
 use super::deliver::BankId;
@@ -40,7 +40,7 @@ impl Vgic {
         here: &Here<'_, I>,
         request: u64,
     ) -> Found {
-        if !u64::from(offset).is_multiple_of(width.bytes()) {
+        if !is_aligned(offset, width) {
             return Ok(0);
         }
         if let 0x400..0x800 = offset {
@@ -80,7 +80,7 @@ impl Vgic {
         here: &mut Here<'_, I>,
         effects: &mut Effects,
     ) {
-        if !u64::from(offset).is_multiple_of(width.bytes()) {
+        if !is_aligned(offset, width) {
             return;
         }
         match offset {
@@ -189,6 +189,11 @@ impl Vgic {
         self.route(n, index);
         self.offer(bank, 1 << index, here, effects);
     }
+}
+
+/// An access that is not aligned to its width reads as zero, and writes nothing.
+pub(super) const fn is_aligned(offset: u32, width: Width) -> bool {
+    offset as u64 & (width.bytes() - 1) == 0
 }
 
 /// The bank of an SPI. The private interrupts' registers are the redistributors'.

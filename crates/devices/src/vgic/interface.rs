@@ -4,7 +4,7 @@
 /// The most list registers that a CPU may have.
 pub const MOST_LIST_REGISTERS: usize = 16;
 
-/// The virtual CPU interface of one CPU: `ICH_*_EL2` (Arm IHI 0069H, 12.4).
+/// The virtual CPU interface of one CPU: `ICH_*_EL2` (Arm IHI 0069H, chapters 6 and 12).
 ///
 /// At EL2 it is the system registers of the CPU that executes; in tests it is a fake that is as strict as the
 /// architecture. A vCPU that is not loaded needs none: its list registers are empty, and the rest is in
@@ -154,7 +154,7 @@ impl MachineControl {
         (self.0 >> 24) as u8
     }
 
-    /// The group priority's bits (Arm IHI 0069H, 4.8.2): of group 1, the binary point is one less than the register's
+    /// The group priority's bits (Arm IHI 0069H, chapter 4, priority grouping): of group 1, the binary point is one less than the register's
     /// value, unless both groups share that of group 0.
     const fn group_mask(self, group1: bool) -> u8 {
         let common = self.0 >> 4 & 1 == 1;

@@ -6,7 +6,7 @@ use core::fmt;
 /// The number of interrupts in one register with one bit an interrupt.
 pub(super) const BANK: u16 = 32;
 
-/// The number of an interrupt that this GIC can have: 0 to 1019 (Arm IHI 0069H, 2.2). The numbers above are special or
+/// The number of an interrupt that this GIC can have: 0 to 1019 (Arm IHI 0069H, chapter 2). The numbers above are special or
 /// those of LPIs, which it lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Intid(u16);

@@ -3,7 +3,7 @@
 
 use super::intid::Intid;
 
-/// The value of `ICH_LR<n>_EL2` (Arm IHI 0069H, 12.4).
+/// The value of `ICH_LR<n>_EL2` (Arm IHI 0069H, chapter 12).
 ///
 /// Invariant of those that the vGIC writes: the state is never "pending and active". A hardware interrupt may not have
 /// it, and whether such a register counts as pending for the maintenance interrupt NP is easily misread. The vGIC keeps

@@ -78,7 +78,7 @@
 //! |---|---|---|
 //! | the mode "any vCPU" of SPIs | none: `GICD_TYPER.No1N`, `IROUTER.Interrupt_Routing_Mode` is RES0 | the same |
 //! | an affinity in `IROUTER` that no vCPU has | stays pending | the same |
-//! | implemented bits of a priority | five, whatever the CPU has | five of guests, eight of the machine's |
+//! | implemented bits of a priority | five, whatever the CPU has | the same |
 //! | of equal priorities | any may be first | the lowest INTID |
 //! | `GICR_WAKER.ProcessorSleep` | stored, withholds nothing; `ChildrenAsleep` follows at once | the same |
 //! | trigger of PPIs | can be configured, but that of linked ones | can be configured |
@@ -125,7 +125,7 @@ pub use interface::{CpuInterface, MOST_LIST_REGISTERS, NoInterface, SavedInterfa
 pub use intid::{Intid, VcpuId, VcpuSet};
 pub use list_register::ListRegister;
 pub use sgi::SgiRegister;
-pub use state::StateError;
+pub use state::{Impossible, StateError};
 
 /// What a guest's interrupt controller has. It does not change while the guest exists.
 #[derive(Clone, Debug)]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A redistributor's registers, `GICR_*` (Arm IHI 0069H, 12.10 and 12.11).
+//! A redistributor's registers, `GICR_*` (Arm IHI 0069H, chapter 12).
 
 use super::Vgic;
 use super::deliver::BankId;
-use super::distributor::{IMPLEMENTER, identification};
+use super::distributor::{IMPLEMENTER, identification, is_aligned};
 use super::effects::{Effects, Here};
 use super::frame::Found;
 use super::interface::CpuInterface;
@@ -31,7 +31,7 @@ impl Vgic {
         request: u64,
     ) -> Found {
         let Some(state) = self.vcpus.get(vcpu.index()) else { return Ok(0) };
-        if !u64::from(offset).is_multiple_of(width.bytes()) {
+        if !is_aligned(offset, width) {
             return Ok(0);
         }
         let bank = BankId::Private(vcpu);
@@ -66,7 +66,7 @@ impl Vgic {
         here: &mut Here<'_, I>,
         effects: &mut Effects,
     ) {
-        if vcpu.index() >= self.vcpus.len() || !u64::from(offset).is_multiple_of(width.bytes()) {
+        if vcpu.index() >= self.vcpus.len() || !is_aligned(offset, width) {
             return;
         }
         let bank = BankId::Private(vcpu);

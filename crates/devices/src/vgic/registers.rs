@@ -11,7 +11,7 @@ use super::intid::{VcpuId, VcpuSet, bits};
 use super::list_register::ListRegister;
 use crate::Width;
 
-/// A register of one bit for each interrupt, by its offset (Arm IHI 0069H, 12.8 and 12.9).
+/// A register of one bit for each interrupt, by its offset (Arm IHI 0069H, chapter 12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Group,

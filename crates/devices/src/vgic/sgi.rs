@@ -18,7 +18,7 @@ pub enum SgiRegister {
 }
 
 impl Vgic {
-    /// `from` wrote `value` to a register that sends an SGI (Arm IHI 0069H, 12.2, `ICC_SGI1R_EL1`).
+    /// `from` wrote `value` to a register that sends an SGI (Arm IHI 0069H, `ICC_SGI1R_EL1`).
     ///
     /// A target gets it only if the SGI belongs to the register's group there. A target that does not exist is ignored.
     pub fn send<I: CpuInterface>(

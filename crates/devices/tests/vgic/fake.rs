@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A fake of a CPU's virtual CPU interface, as strict as the architecture (Arm IHI 0069H, 6 and 12.4): it panics where
+//! A fake of a CPU's virtual CPU interface, as strict as the architecture (Arm IHI 0069H, chapters 6 and 12): it panics where
 //! hardware would do something that nothing can rely on.
 
 use twofold_devices::vgic::{CpuInterface, ListRegister, control};
@@ -25,6 +25,8 @@ pub struct Hardware {
     pub ap: [[u32; 4]; 2],
     bits: u32,
     compares: bool,
+    /// Calls of EL2.
+    pub calls: std::cell::Cell<usize>,
     /// Physical interrupts that the guest's deactivations deactivated.
     pub deactivated: Vec<u32>,
     /// Chooses among equal priorities.
@@ -42,6 +44,7 @@ impl Hardware {
             ap: [[0; 4]; 2],
             bits,
             compares: false,
+            calls: std::cell::Cell::new(0),
             deactivated: Vec::new(),
             choice: 1,
         }
@@ -228,11 +231,13 @@ impl CpuInterface for Hardware {
     }
 
     fn list_register(&self, n: usize) -> u64 {
+        self.calls.set(self.calls.get() + 1);
         self.seen[n].set(true);
         self.registers[n]
     }
 
     fn set_list_register(&mut self, n: usize, value: u64) {
+        self.calls.set(self.calls.get() + 1);
         let register = ListRegister::from_raw(value);
         let old = self.registers[n];
         assert!(old & STATE == 0 || self.seen[n].get(), "list register {n} ({old:#x}) is lost");
@@ -251,6 +256,7 @@ impl CpuInterface for Hardware {
     }
 
     fn empty(&self) -> u16 {
+        self.calls.set(self.calls.get() + 1);
         let mut mask = 0;
         for (n, &raw) in self.registers.iter().enumerate() {
             if raw & STATE == 0 && !ListRegister::from_raw(raw).has_maintenance() {
@@ -261,6 +267,7 @@ impl CpuInterface for Hardware {
     }
 
     fn ended(&self) -> u16 {
+        self.calls.set(self.calls.get() + 1);
         let mut mask = 0;
         for (n, &raw) in self.registers.iter().enumerate() {
             if raw & STATE == 0 && ListRegister::from_raw(raw).has_maintenance() {
@@ -271,17 +278,20 @@ impl CpuInterface for Hardware {
     }
 
     fn control(&self) -> u64 {
+        self.calls.set(self.calls.get() + 1);
         self.counted.set(true);
         self.hcr
     }
 
     fn set_control(&mut self, value: u64) {
+        self.calls.set(self.calls.get() + 1);
         assert!(self.hcr >> COUNT == 0 || self.counted.get(), "the count of ends is lost");
         self.counted.set(true);
         self.hcr = value;
     }
 
     fn machine_control(&self) -> u64 {
+        self.calls.set(self.calls.get() + 1);
         self.vmcr
     }
 

@@ -3,8 +3,10 @@
 
 mod agreement;
 mod basics;
+mod elsewhere;
 mod events;
 mod fake;
 mod model;
 mod random;
+mod refused;
 mod world;
