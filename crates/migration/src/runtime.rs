@@ -19,6 +19,9 @@ pub trait Runtime: Sync {
     }
 }
 
+/// The time between two looks at pages that are on their way to or from a store.
+pub(crate) const LOOK: Duration = Duration::from_micros(50);
+
 /// Cancels a migration, from any thread, at any time.
 #[derive(Debug, Default)]
 pub struct Cancel(AtomicBool);

@@ -10,7 +10,7 @@ use twofold_migration::commit::{Owner, Ownership};
 use twofold_migration::postcopy::{
     FetchError, Need, ServeError, Served, Source, Target, TargetState, resume_source, resume_target,
 };
-use twofold_migration::ram::{Ahead, Away, PageRead, RamError, SourceRam, TargetRam};
+use twofold_migration::ram::{Ahead, Away, PageRead, PageWrite, Queued, RamError, SourceRam, TargetRam};
 use twofold_migration::stream::wire::{Preamble, VERSION};
 use twofold_migration::stream::{Capabilities, Compression, Hello, Name, Reader, Record, Slot, Writer, heap_bound};
 use twofold_migration::{Answers, Asked, PageSet};
@@ -188,17 +188,32 @@ struct Ram {
 }
 
 impl TargetRam for Ram {
-    fn write(&self, slot: usize, page: u64, bytes: &[u8]) -> Result<(), RamError> {
+    type Queued = NoneWaits;
+
+    fn write(&self, slot: usize, page: u64, content: Option<&[u8]>) -> Result<PageWrite<NoneWaits>, RamError> {
         if fails(page) {
             return Err(RamError::NoFrame { slot, page });
         }
-        let before = self.stored.lock().unwrap().insert((slot, page), bytes[0]);
+        let before = self.stored.lock().unwrap().insert((slot, page), content.map_or(0, |bytes| bytes[0]));
         assert_eq!(before, None, "page {page} of memslot {slot} is stored twice");
-        Ok(())
+        Ok(PageWrite::Done)
     }
 
-    fn zero(&self, slot: usize, page: u64, count: u64) -> Result<(), RamError> {
-        (page..page + count).try_for_each(|page| self.write(slot, page, &[0]))
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// No page waits for a frame here.
+enum NoneWaits {}
+
+impl Queued for NoneWaits {
+    fn look(&mut self, _: Option<&[u8]>) -> Result<bool, RamError> {
+        match *self {}
+    }
+
+    fn silent(&self, _: Duration) -> RamError {
+        match *self {}
     }
 }
 

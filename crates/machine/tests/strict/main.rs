@@ -11,6 +11,8 @@ mod log_judges;
 mod random;
 mod recorded;
 mod rules;
+#[allow(dead_code, reason = "the tests of migration use more of it")]
+mod store;
 mod swap;
 mod tasks;
 mod vm;

@@ -9,20 +9,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use twofold_machine::strict::{Bbm, Breach, CpuHandle, Hosted, Knowledge, Machine, Program};
 use twofold_machine::vm::{Left, RunError, Vcpu, Vm};
 use twofold_memory::async_fault::interrupts::{CpuInterface, Group, Interrupt};
-use twofold_memory::async_fault::{AbsentPage, Arrival, Arrivals, Context, Host, Mode, Next, Ticket, VcpuFaults, Wait};
+use twofold_memory::async_fault::{AbsentPage, Arrivals, Context, Host, Mode, Next, Ticket, VcpuFaults, Wait};
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
-use twofold_memory::swap::{
-    Clock, Completions, Failure, Generations, Notify, PageStore, Place, ReadRequest, StoreError, SwapOptions, Waiter,
-    WriteRequest,
-};
+use twofold_memory::swap::{Clock, Generations, SwapOptions, Waiter};
 use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
 
+use crate::store::{Mood, Reports, Store};
 use crate::vm::programs::WorkingSet;
 use crate::vm::scenarios::{MIB_2, PART, RAM, Room};
 use crate::vm::{machine, room};
@@ -38,122 +36,6 @@ const LIMIT: u64 = VCPUS * twofold_memory::swap::FRAMES_PER_VCPU;
 const FAILS: u64 = 20;
 /// Waiters that are no vCPUs.
 const COPIER: u64 = 0;
-
-/// A store whose requests wait for another CPU.
-struct Store {
-    inner: Mutex<Inner>,
-    /// One request in this many fails.
-    fails: u64,
-}
-
-#[derive(Default)]
-struct Inner {
-    writes: Vec<(WriteRequest, Option<Knowledge>)>,
-    reads: Vec<(ReadRequest, Option<Knowledge>)>,
-    contents: BTreeMap<Place, Box<[u8; 4096]>>,
-    places: u64,
-    live: u64,
-    failed: u64,
-    /// Pages that were read.
-    brought: u64,
-}
-
-impl Store {
-    /// No event of the machine may happen while this is held.
-    fn get(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap()
-    }
-
-    /// Forgets all requests: a breach has ended the machine, and is what the test reports.
-    fn abandon(&self) {
-        let mut inner = self.get();
-        std::mem::forget((std::mem::take(&mut inner.writes), std::mem::take(&mut inner.reads)));
-    }
-
-    /// Completes a request, drawn at random. Returns whether there was one.
-    fn complete_one(&self, cpu: &CpuHandle, memory: &GuestMemory<Hosted>) -> bool {
-        let (writes, reads) = {
-            let inner = self.get();
-            (inner.writes.len() as u64, inner.reads.len() as u64)
-        };
-        if writes + reads == 0 {
-            return false;
-        }
-        let index = cpu.draw(writes + reads);
-        let result = if cpu.draw(self.fails) == 0 { Err(StoreError::Device { code: 5 }) } else { Ok(()) };
-        self.get().failed += u64::from(result.is_err());
-        let mut bytes = Box::new([0; 4096]);
-        if index < writes {
-            let (request, known) = self.get().writes.remove(index as usize);
-            known.iter().for_each(Knowledge::learn);
-            cpu.reads(request.frame().pa(), PAGE);
-            memory.copy_out(&request, &mut bytes);
-            if result.is_ok() {
-                self.get().contents.insert(request.place(), bytes);
-            }
-            memory.complete_write(request, result);
-        } else {
-            let (request, known) = self.get().reads.remove((index - writes) as usize);
-            known.iter().for_each(Knowledge::learn);
-            cpu.reuse(request.frame().pa(), PAGE);
-            if result.is_ok() {
-                bytes.clone_from(&self.get().contents[&request.place()]);
-                self.get().brought += 1;
-            }
-            memory.copy_in(&request, &bytes);
-            memory.complete_read(request, result);
-        }
-        true
-    }
-}
-
-impl PageStore for Store {
-    fn place(&self, _: Ipa) -> Option<Place> {
-        let mut inner = self.get();
-        inner.places += 1;
-        inner.live += 1;
-        Some(Place::new(inner.places))
-    }
-
-    fn write(&self, _: &dyn Completions, request: WriteRequest) {
-        let known = Knowledge::of_this_cpu();
-        self.get().writes.push((request, known));
-    }
-
-    fn read(&self, _: &dyn Completions, request: ReadRequest) {
-        let known = Knowledge::of_this_cpu();
-        self.get().reads.push((request, known));
-    }
-
-    fn discard(&self, place: Place) {
-        let mut inner = self.get();
-        inner.live -= 1;
-        inner.contents.remove(&place);
-    }
-}
-
-/// Where arrivals go.
-struct Reports {
-    arrivals: Vec<Arc<Arrivals>>,
-    copier: AtomicU64,
-    failed: AtomicU64,
-}
-
-impl Notify for Reports {
-    fn arrived(&self, waiter: Waiter, arrival: Arrival) {
-        match waiter {
-            // The vCPU's thread polls, so it needs no kick.
-            Waiter::Vcpu { vcpu, ticket } => drop(self.arrivals[vcpu as usize].complete(ticket, arrival)),
-            Waiter::Other(_) => drop(self.copier.fetch_add(1, Ordering::Relaxed)),
-        }
-    }
-
-    fn failed(&self, _: &Failure) {
-        self.failed.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn frames_wanted(&self) {}
-}
 
 struct VcpuHost<'a> {
     vcpu: u32,
@@ -228,9 +110,9 @@ fn read_page(cpu: &CpuHandle, memory: &GuestMemory<Hosted>, page: u64, reports: 
         match memory.read(START + page * PAGE, &mut bytes) {
             Ok(()) => return bytes,
             Err(Error::Absent { page, .. }) => {
-                let arrived = reports.copier.load(Ordering::Relaxed);
+                let arrived = reports.others.load(Ordering::Relaxed);
                 memory.bring(page, Waiter::Other(COPIER)).unwrap();
-                while reports.copier.load(Ordering::Relaxed) == arrived {
+                while reports.others.load(Ordering::Relaxed) == arrived {
                     cpu.pause();
                 }
             }
@@ -292,10 +174,8 @@ fn swapped(
     room: &Room<'_, Hosted>,
     &Plan { pages, tracker, is_limited, by_age, fails }: &Plan,
 ) -> Result<Done, Breach> {
-    let store = Arc::new(Store { inner: Mutex::default(), fails });
-    let arrivals: Vec<_> = (0..VCPUS).map(|_| Arc::new(Arrivals::new())).collect();
-    let (copier, failed) = Default::default();
-    let reports = Arc::new(Reports { arrivals: arrivals.clone(), copier, failed });
+    let store = Arc::new(Store::new(Mood::FailsOneIn(fails), u64::MAX));
+    let reports = Reports::new(VCPUS as usize);
     let (vm, slot, donated) = machine.alone(|_| {
         let mut frames = Frames::new(room.features);
         frames.add(room.arena.donate_part(0, PART).unwrap());
@@ -326,7 +206,7 @@ fn swapped(
     let is_written_out = || written_out.load(Ordering::Relaxed) == 1;
     let (vm_ref, ended_ref) = (&vm, &ended);
     let mut programs: Vec<Program<'_>> = Vec::new();
-    for (number, (vcpu, arrivals)) in vcpus.iter_mut().zip(&arrivals).enumerate() {
+    for (number, (vcpu, arrivals)) in vcpus.iter_mut().zip(&reports.arrivals).enumerate() {
         programs.push(Box::new(move |cpu| {
             run_vcpu(vm_ref, cpu, number as u32, vcpu, arrivals);
             let known = Knowledge::of_this_cpu();
@@ -353,7 +233,7 @@ fn swapped(
     // The store's own CPU.
     programs.push(Box::new(|cpu| {
         // Until nothing more can come.
-        while !is_written_out() || !store.get().writes.is_empty() || !store.get().reads.is_empty() {
+        while !is_written_out() || store.in_flight() > 0 {
             (0..cpu.draw(60)).for_each(|_| cpu.pause());
             store.complete_one(cpu, vm.memory());
         }
@@ -393,7 +273,7 @@ fn swapped(
         assert_eq!(store.get().live, 0, "places are lost");
         let inner = store.get();
         assert_eq!(reports.failed.load(Ordering::Relaxed), inner.failed, "each failure is reported");
-        Done { brought: inner.brought, failed: inner.failed }
+        Done { brought: inner.moved - inner.written, failed: inner.failed }
     })
 }
 

@@ -74,7 +74,8 @@ impl<P: Platform> GuestMemory<P> {
         let platform = self.stage2.platform();
         let until = swap.waiting.lock(platform).next();
         let take = || swap.waiting.lock(platform).take_wanting(until);
-        core::iter::from_fn(take).map(|waiter| swap.notify.arrived(waiter, Arrival::Failed)).count()
+        let waiters = core::iter::from_fn(take).map(|waiter| swap.notify.arrived(waiter, Arrival::Failed)).count();
+        waiters + swap.waiting.lock(platform).pokes.fail(until)
     }
 
     /// B5: a read is complete. The store calls this when the frame holds the content, or cannot: on any CPU, at any
@@ -153,20 +154,21 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// B2 to B4: does what the page needs next. Returns `false` if it needs a frame, and none is free for it.
+    /// B2 to B4: does what the page needs next. Returns `false` if it needs a frame, and none is free for it or it is left
+    /// to a poke.
     pub(super) fn start(&self, swap: &Swap, page: Ipa) -> bool {
         let platform = self.stage2.platform();
         let (next, until) = match self.find_ram(page) {
             None => (Next::Failed, swap.waiting.lock(platform).next()),
             Some((_, ram)) => {
                 let mut ram = ram.lock(platform);
-                let (is_needed, is_peeked) = {
+                let (is_needed, is_peeked, is_poked) = {
                     let waiting = swap.waiting.lock(platform);
-                    (waiting.has(page), waiting.peeks.want(page))
+                    (waiting.has(page), waiting.peeks.want(page), waiting.pokes.want(page))
                 };
                 if !is_needed && !is_peeked {
-                    // The entry was notified, replaced or forgotten since.
-                    return true;
+                    // A poke takes its frame itself (O4). Otherwise the entry was notified, replaced or forgotten since.
+                    return !is_poked;
                 }
                 let next = match ram.page(page) {
                     // A peek finds by itself where the page is.

@@ -300,7 +300,9 @@ impl<P: Platform> GuestMemory<P> {
             swap.store.discard(place);
         }
         if let Err(cause) = result {
-            swap.notify.failed(&Failure { page, place, operation: Operation::Write, cause });
+            let failure = Failure { page, place, operation: Operation::Write, cause };
+            swap.waiting.lock(self.stage2.platform()).failure = Some(failure);
+            swap.notify.failed(&failure);
         }
         // This serves, too. The task may sleep since the page left: it counted on the frame, which is not free now.
         if self.wants_frames() > 0 && (is_needed || result.is_err()) {

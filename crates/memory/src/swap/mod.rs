@@ -101,6 +101,23 @@
 //! one runs: so a migration clears a page first, and then begins to peek. If K2 finds *absent*, and no copy and no read
 //! in flight, the page has come and gone meanwhile; K3 starts again.
 //!
+//! # A page is poked
+//!
+//! The target of a migration writes each page as a whole, and the page may have left since an earlier round: so a [`Poke`]
+//! writes a page where it is.
+//!
+//! * O1: under the backing's lock, look at the state. A page that has a frame is written as a device writes it. *Zero*: as
+//!   F2.
+//! * O2: *leaving* and *arriving*: come back later.
+//! * O3: *absent*: what is at its place is not needed any more, so nothing is read. Take a frame, if no other page has
+//!   waited for one for longer, fill it, make the state *present*, and discard the place. Zeroes take no frame: the state
+//!   is *zero* then.
+//! * O4: without a frame, the poke waits for one in the queue of B1. B6 leaves the next free frame to the oldest poke,
+//!   whose owner takes it when it looks again.
+//! * O5: when the poke is over, written or not, B6 goes on.
+//!
+//! A write-out task that cannot free frames ends the waiting of pokes, too ([`fail_waiting`](crate::GuestMemory::fail_waiting)).
+//!
 //! # Copies
 //!
 //! A page that was read, or was needed again while it was written, keeps its place: a *copy*. It is mapped read-only for
@@ -140,6 +157,8 @@ mod peek;
 mod peeks;
 mod pin;
 pub(crate) mod pins;
+mod poke;
+mod pokes;
 mod postcopy;
 mod refaults;
 pub(crate) mod single;
@@ -158,6 +177,7 @@ pub use leave::{WriteOutError, WrittenOut};
 pub use limit::{FRAMES_PER_VCPU, FrameUse, LimitError};
 pub use peek::{Peek, PeekError, Peeked};
 pub use pin::{Pinned, PinnedFor};
+pub use poke::{Poke, Poked};
 pub use refaults::{Refaults, WorkingSet};
 pub use state::SwapOptions;
 pub use store::{Completions, Failure, Notify, Operation, PageStore, Place, ReadRequest, WriteRequest};

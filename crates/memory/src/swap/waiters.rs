@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The waiters for each page: a fixed number of entries, so that a fault allocates nothing.
+//! The waiters for each page. vCPUs and devices have a fixed number of entries, so that a fault allocates nothing. Peeks and
+//! pokes are a migration's, and their lists grow when one begins: never by a fault.
 //!
 //! Invariant: a vCPU has one entry for each slot of its [`Arrivals`](crate::async_fault::Arrivals). A ticket that takes
 //! a slot again replaces the one before, which is stale then. So a vCPU's entry is always free for it.
 //!
-//! An entry *waits for a frame* until its page is in memory or on its way. Such entries, and such peeks, are served in
+//! An entry *waits for a frame* until its page is in memory or on its way. Such entries, peeks and pokes are served in
 //! their order.
 
 use alloc::boxed::Box;
@@ -13,6 +14,8 @@ use alloc::vec::Vec;
 use twofold_stage2::Ipa;
 
 use super::peeks::Peeks;
+use super::pokes::Pokes;
+use super::store::Failure;
 use crate::async_fault::{SLOTS, Ticket};
 
 /// What waits for a page.
@@ -43,6 +46,10 @@ pub(crate) struct Waiting {
     pub(super) again: bool,
     /// Pages that are read without being brought.
     pub(super) peeks: Peeks,
+    /// Pages that are written as a whole.
+    pub(super) pokes: Pokes,
+    /// The last write that the store could not do, for those that wait in vain.
+    pub(super) failure: Option<Failure>,
 }
 
 #[derive(Clone, Copy)]
@@ -61,7 +68,8 @@ impl Waiting {
         entries.try_reserve_exact(count).ok()?;
         entries.resize(count, None);
         let entries = entries.into_boxed_slice();
-        Some(Self { entries, vcpus, count: 0, next: 0, serving: false, again: false, peeks: Peeks::default() })
+        let (peeks, pokes) = Default::default();
+        Some(Self { entries, vcpus, count: 0, next: 0, serving: false, again: false, peeks, pokes, failure: None })
     }
 
     /// The number of entries in use.
@@ -115,6 +123,11 @@ impl Waiting {
         self.next += 1;
     }
 
+    /// A poke waits for a frame, behind all that do so now, unless it waits already.
+    pub(super) fn queue_poke(&mut self, id: u64) {
+        self.next += u64::from(self.pokes.queue(id, self.next));
+    }
+
     /// The entries and peeks for this page do not wait for a frame any more.
     pub(super) fn has_frame(&mut self, page: Ipa) {
         self.peeks.have_frame(page);
@@ -123,15 +136,16 @@ impl Waiting {
         }
     }
 
-    /// The page whose entry has waited longest for a frame.
+    /// The page that has waited longest for a frame.
     pub(super) fn oldest_wanting(&self) -> Option<Ipa> {
         let entries = self.used().filter(|entry| entry.wants_frame).map(|entry| (entry.number, entry.page));
-        entries.chain(self.peeks.wanting()).min().map(|(_, page)| page)
+        entries.chain(self.peeks.wanting()).chain(self.pokes.wanting()).min().map(|(_, page)| page)
     }
 
-    /// How many entries and peeks wait for frames.
+    /// How many entries, peeks and pokes wait for frames.
     pub(super) fn wanting(&self) -> usize {
-        self.used().filter(|entry| entry.wants_frame).count() + self.peeks.wanting().count()
+        let entries = self.used().filter(|entry| entry.wants_frame).count();
+        entries + self.peeks.wanting().count() + self.pokes.wanting().count()
     }
 
     /// Whether this page may have the next free frame: no other has waited for longer.

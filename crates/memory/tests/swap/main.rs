@@ -18,6 +18,7 @@ mod misbehaving;
 mod overtaken;
 mod peeks;
 mod pins;
+mod pokes;
 mod postcopy;
 mod queue;
 mod races;

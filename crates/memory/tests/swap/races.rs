@@ -4,12 +4,13 @@
 //! exist.
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use twofold_memory::Pages;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
-use twofold_memory::swap::{Completions as _, Located, Unasked};
+use twofold_memory::swap::{Completions as _, Located, Poked, Unasked};
 use twofold_stage2::fault::AccessKind;
 
 use crate::rig::{Plan, Rig, ignore, ipa, quiet};
@@ -42,7 +43,7 @@ fn log(rig: &Rig, tracker: Tracker) {
 }
 
 /// What another CPU may do.
-const STEPS: [Step; 25] = [
+const STEPS: [Step; 26] = [
     ("guest reads", |rig| ignore(rig.try_read(PAGE))),
     ("guest writes", |rig| ignore(rig.try_write(PAGE))),
     ("guest executes", |rig| ignore(rig.access(PAGE, AccessKind::Execute))),
@@ -93,6 +94,7 @@ const STEPS: [Step; 25] = [
             let _ = rig.memory.make_zero(ipa(PAGE), place);
         }
     }),
+    ("poke and complete", poke),
     ("unmap", |rig| rig.memory.unmap(rig.slot, ipa(0)..ipa(3)).unwrap()),
     ("write-protect log starts", |rig| start(rig, Tracker::WriteProtect)),
     ("hardware log starts", |rig| start(rig, Tracker::Hardware)),
@@ -101,6 +103,30 @@ const STEPS: [Step; 25] = [
     ("hardware log", |rig| log(rig, Tracker::Hardware)),
     ("adaptive log", |rig| log(rig, Tracker::Adaptive)),
 ];
+
+/// A whole page is written, if it can be now or when the store has answered: with what it holds, so that what happens within
+/// it finds that.
+fn poke(rig: &Rig) {
+    let mut page = ManuallyDrop::new(rig.memory.poke(ipa(PAGE)).unwrap());
+    let (value, bytes) = (rig.expected(PAGE), rig.bytes(PAGE));
+    let mut poked = page.look(Some(&bytes)).unwrap();
+    if poked != Poked::Written {
+        rig.finish_all();
+        poked = page.look(Some(&bytes)).unwrap();
+    }
+    drop(ManuallyDrop::into_inner(page));
+    if poked != Poked::Written {
+        return;
+    }
+    // A write that came within it is before it or after it.
+    let other = rig.expected(PAGE);
+    if other != value {
+        let mut found = [0; 8];
+        rig.memory.read(ipa(PAGE), &mut found).unwrap();
+        assert!([value, other].contains(&u64::from_le_bytes(found)), "{found:?}");
+        rig.expect(PAGE, u64::from_le_bytes(found));
+    }
+}
 
 const IN_A_BLOCK: &str = "in a block";
 const UNREADY: &str = "with a frame that holds what another guest left";

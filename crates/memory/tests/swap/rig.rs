@@ -186,6 +186,11 @@ impl Rig {
         self.contents.borrow().get(&page).copied().unwrap_or(0)
     }
 
+    /// A page holds this value, and zeroes behind it.
+    pub fn expect(&self, page: u64, value: u64) {
+        self.contents.borrow_mut().insert(page, value);
+    }
+
     /// A device writes a new value.
     pub fn try_device_write(&self, page: u64) -> Result<(), Absent> {
         // Before the write: what happens within it finds the new value or leaves it.

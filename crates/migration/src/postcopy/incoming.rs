@@ -7,7 +7,7 @@ use embedded_io::{Read, Write};
 
 use super::target::Target;
 use crate::commit::Ownership;
-use crate::ram::{RamError, TargetRam};
+use crate::ram::{PageWrite, RamError, TargetRam};
 use crate::stream::{Capabilities, Hello, Message, ReadError, Reader, Record, Slot, WriteError, Writer};
 
 /// The stream on which absent pages come.
@@ -91,9 +91,10 @@ impl<S: Read> Incoming<S> {
         for page in
             (page..page + u64::from(count)).filter(|&page| target.absent().contains(slot, page)).collect::<Vec<_>>()
         {
-            match bytes {
-                Some(bytes) => ram.write(slot, page, bytes)?,
-                None => ram.zero(slot, page, 1)?,
+            match ram.write(slot, page, bytes)? {
+                PageWrite::Done => {}
+                // Its own pages do not leave meanwhile.
+                PageWrite::Later(_) => return Err(RamError::NoFrame { slot, page }.into()),
             }
             waits |= target.stored(slot, page);
         }

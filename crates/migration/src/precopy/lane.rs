@@ -20,7 +20,7 @@ use embedded_io::Write;
 use super::error::Cause;
 use crate::pages::{PageSet, WORD, bits};
 use crate::ram::{AHEAD, Ahead, PageRead, SourceRam};
-use crate::runtime::{Cancel, Runtime};
+use crate::runtime::{Cancel, LOOK, Runtime};
 use crate::section::Section;
 use crate::stream::{Hello, Slot, WriteError, Writer, is_zero};
 
@@ -50,9 +50,6 @@ pub(crate) struct Round<'a, M> {
 /// Words in a piece at most: few enough that a piece is sent soon after it was cleared, and enough that the flush of
 /// a clear is a small part of it.
 const PIECE: usize = 16;
-
-/// The time between two looks at them.
-const LOOK: Duration = Duration::from_micros(50);
 
 impl<W: Write> Lane<W> {
     pub fn new(writer: Writer<W>, (number, lanes): (usize, usize), page_shift: u8) -> Self {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a migration asks of a guest's memory.
 
+use alloc::format;
+use alloc::string::String;
 use core::time::Duration;
 
 use twofold_memory::dirty::LogError;
-use twofold_memory::swap::{PeekError, Peeked, StoreError};
+use twofold_memory::swap::{Failure, PeekError, Peeked, StoreError};
 
 use crate::stream::Slot;
 
@@ -77,19 +79,41 @@ pub trait Away {
 
 /// The memory into which a guest is received.
 pub trait TargetRam: Sync {
-    /// Writes a page.
+    /// A page that waits until it can be written.
+    type Queued: Queued;
+
+    /// Writes a page, or begins to; `None` for zeroes. A page that is zero already takes no memory.
     ///
     /// # Errors
     ///
     /// There is no such page, or no memory is left for it.
-    fn write(&self, slot: usize, page: u64, bytes: &[u8]) -> Result<(), RamError>;
+    fn write(&self, slot: usize, page: u64, content: Option<&[u8]>) -> Result<PageWrite<Self::Queued>, RamError>;
 
-    /// Makes `count` pages zero. Pages that are zero already take no memory.
+    /// How long a page waits for a frame before the migration ends.
+    fn patience(&self) -> Duration;
+}
+
+/// What [`TargetRam::write`] did.
+#[derive(Debug)]
+#[must_use]
+pub enum PageWrite<Q> {
+    /// The page was written.
+    Done,
+    /// The page is in the target's own store, or on its way to or from one, or no frame is free for it: look at it later.
+    Later(Q),
+}
+
+/// A page that waits until it can be written. Dropped, it is forgotten.
+pub trait Queued {
+    /// Looks at the page, and writes it if it can. Returns whether it did.
     ///
     /// # Errors
     ///
-    /// There are no such pages.
-    fn zero(&self, slot: usize, page: u64, count: u64) -> Result<(), RamError>;
+    /// The target's own store frees no frame, because it is full or fails.
+    fn look(&mut self, content: Option<&[u8]>) -> Result<bool, RamError>;
+
+    /// Why the page was not written in this time.
+    fn silent(&self, waited: Duration) -> RamError;
 }
 
 /// Why a guest's memory could not be used.
@@ -141,6 +165,28 @@ pub enum RamError {
         /// The page.
         page: u64,
     },
+    /// The target's own store frees no frame for a page that came.
+    #[error(
+        "page {page:#x} of the memslot at index {slot} gets no frame: {data} of {limit} frames hold data, {leaving} pages \
+         are on their way to the store, and {}",
+        frees_none(*.waited, .failure.as_ref())
+    )]
+    Full {
+        /// The memslot's index.
+        slot: usize,
+        /// The page.
+        page: u64,
+        /// Frames that hold data.
+        data: u64,
+        /// The most frames that may.
+        limit: u64,
+        /// Pages on their way to the store.
+        leaving: u64,
+        /// How long the page has waited, if that is why it waits no longer.
+        waited: Option<Duration>,
+        /// The last write that the store could not do.
+        failure: Option<Failure>,
+    },
     /// The memslot in the stream is not the guest's.
     #[error("memslot {slot} has {wanted} pages in the stream, and {here} here")]
     Pages {
@@ -159,4 +205,12 @@ pub enum RamError {
         /// The page.
         page: u64,
     },
+}
+
+fn frees_none(waited: Option<Duration>, failure: Option<&Failure>) -> String {
+    match (waited, failure) {
+        (Some(waited), _) => format!("none has become free in {waited:?}"),
+        (None, Some(failure)) => format!("none becomes free: {failure}"),
+        (None, None) => "none becomes free: the store is full".into(),
+    }
 }

@@ -4,16 +4,15 @@
 //! Memslots to which the guest cannot write have no log, so they are sent in the first round alone. The embedder does
 //! not write to them during a migration.
 
-use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
-use twofold_memory::swap::{Peek, Peeked};
+use twofold_memory::swap::{Failure, FrameUse, Located, Peek, Peeked, Poke, Poked};
 use twofold_memory::{Error, GuestMemory, SlotId};
 use twofold_stage2::{Ipa, Platform};
 
-use super::access::{Away, PageRead, RamError, SourceRam, TargetRam};
+use super::access::{Away, PageRead, PageWrite, Queued, RamError, SourceRam, TargetRam};
 use crate::stream::Slot;
 
 /// A guest's memory, with its memslots and a tracker.
@@ -43,8 +42,9 @@ impl<'a, P: Platform> GuestRam<'a, P> {
         Ok(Self { memory, ids, slots, options, patience: PATIENCE })
     }
 
-    /// Waits no longer than this for the guest's store, while not one page comes. While the guest is stopped, it stands
-    /// still for so long at most because of its store. Unless this is called, 10 seconds.
+    /// Waits no longer than this for the guest's store: at a source while not one page comes, at a target until a page that
+    /// came has a frame. While the guest is stopped, it stands still for so long at most because of its store. Unless this
+    /// is called, 10 seconds.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
@@ -156,23 +156,75 @@ impl<P: Platform> Away for Peek<'_, P> {
     }
 }
 
-impl<P: Platform> TargetRam for GuestRam<'_, P>
+/// A page that waits until it can be written.
+pub struct QueuedPage<'a, P: Platform> {
+    memory: &'a GuestMemory<P>,
+    poke: Poke<'a, P>,
+    slot: usize,
+    page: u64,
+}
+
+impl<P: Platform> Queued for QueuedPage<'_, P> {
+    fn look(&mut self, content: Option<&[u8]>) -> Result<bool, RamError> {
+        let wrong = RamError::NoPage { slot: self.slot, page: self.page };
+        let content = content.map(|bytes| bytes.try_into().map_err(|_| wrong)).transpose()?;
+        match self.poke.look(content)? {
+            Poked::Written => Ok(true),
+            Poked::Later => Ok(false),
+            Poked::Failed(failure) => Err(self.full(None, failure)),
+        }
+    }
+
+    fn silent(&self, waited: Duration) -> RamError {
+        self.full(Some(waited), None)
+    }
+}
+
+impl<P: Platform> QueuedPage<'_, P> {
+    fn full(&self, waited: Option<Duration>, failure: Option<Failure>) -> RamError {
+        let FrameUse { data, limit, leaving, .. } = self.memory.frame_use();
+        RamError::Full { slot: self.slot, page: self.page, data, limit, leaving, waited, failure }
+    }
+}
+
+impl<'a, P: Platform> TargetRam for GuestRam<'a, P>
 where
     GuestMemory<P>: Sync,
 {
-    fn write(&self, slot: usize, page: u64, bytes: &[u8]) -> Result<(), RamError> {
-        Ok(self.memory.write(self.page(slot, page)?, bytes)?)
+    type Queued = QueuedPage<'a, P>;
+
+    fn write(&self, slot: usize, page: u64, content: Option<&[u8]>) -> Result<PageWrite<QueuedPage<'a, P>>, RamError> {
+        let ipa = self.page(slot, page)?;
+        let written = match content {
+            Some(bytes) => self.memory.write(ipa, bytes),
+            None => self.zero(ipa),
+        };
+        match written {
+            Ok(()) => Ok(PageWrite::Done),
+            Err(Error::Absent { .. }) => {
+                let mut queued = QueuedPage { memory: self.memory, poke: self.memory.poke(ipa)?, slot, page };
+                Ok(if queued.look(content)? { PageWrite::Done } else { PageWrite::Later(queued) })
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
-    fn zero(&self, slot: usize, page: u64, count: u64) -> Result<(), RamError> {
-        let mut bytes = vec![0; 1 << SHIFT];
-        for page in page..page.saturating_add(count) {
-            let ipa = self.page(slot, page)?;
-            // A page that was never touched reads as zero, and stays without a frame.
-            self.memory.read(ipa, &mut bytes)?;
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+}
+
+impl<P: Platform> GuestRam<'_, P> {
+    /// Makes a page zero. A page that was never touched reads as zero, and stays without a frame.
+    fn zero(&self, ipa: Ipa) -> Result<(), Error> {
+        if self.memory.locate(ipa)? == Located::Zero {
+            return Ok(());
+        }
+        let mut bytes = [0; 512];
+        for part in (0..PAGE).step_by(bytes.len()) {
+            self.memory.read(ipa + part as u64, &mut bytes)?;
             if bytes.iter().any(|&byte| byte != 0) {
-                bytes.fill(0);
-                self.memory.write(ipa, &bytes)?;
+                return self.memory.write(ipa, &ZEROES);
             }
         }
         Ok(())
@@ -181,6 +233,8 @@ where
 
 /// The pages of a dirty log have 4 KiB.
 const SHIFT: u32 = 12;
+const PAGE: usize = 1 << SHIFT;
+const ZEROES: [u8; PAGE] = [0; PAGE];
 
 /// How long nothing may come from a store, unless the embedder says so.
 const PATIENCE: Duration = Duration::from_secs(10);

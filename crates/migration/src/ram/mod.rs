@@ -8,7 +8,7 @@ mod access;
 mod ahead;
 mod guest;
 
-pub use access::{Away, PageRead, RamError, SourceRam, TargetRam};
+pub use access::{Away, PageRead, PageWrite, Queued, RamError, SourceRam, TargetRam};
 pub(crate) use ahead::AHEAD;
 pub use ahead::Ahead;
-pub use guest::GuestRam;
+pub use guest::{GuestRam, QueuedPage};

@@ -9,7 +9,8 @@ use super::error::{JoinError, ReceiveError};
 use super::join::Seen;
 use super::phase::Phase;
 use crate::pages::PageSet;
-use crate::ram::TargetRam;
+use crate::ram::{PageWrite, Queued, RamError, TargetRam};
+use crate::runtime::{LOOK, Runtime};
 use crate::section::Section;
 use crate::stream::{Capabilities, Hello, Message, Reader, Record, Slot};
 
@@ -82,7 +83,7 @@ impl<S: Read> Lane<S> {
     }
 
     /// Reads and stores until the end of a round, or of the stream.
-    pub fn read(&mut self, ram: &impl TargetRam, seen: &Seen) -> Result<Phase, ReceiveError> {
+    pub fn read(&mut self, ram: &impl TargetRam, seen: &Seen, runtime: &impl Runtime) -> Result<Phase, ReceiveError> {
         let (place, stream) = (self.place, self.number());
         let slots = self.head.as_ref().map_or(&[][..], |(_, slots)| slots);
         let index = |number| slots.iter().position(|slot| slot.number == number).unwrap_or(usize::MAX);
@@ -97,12 +98,14 @@ impl<S: Read> Lane<S> {
                 Some(Record::Round { number, stopped }) => self.round = (number, stopped),
                 Some(Record::Page { slot, page, bytes }) => {
                     fresh(slot, page)?;
-                    ram.write(index(slot), page, bytes)?;
+                    store(ram, (index(slot), page), Some(bytes), runtime)?;
                 }
                 Some(Record::ZeroPages { slot, page, count }) => {
                     let pages = page..page + u64::from(count);
                     pages.clone().try_for_each(|page| fresh(slot, page))?;
-                    ram.zero(index(slot), page, count.into())?;
+                    for page in pages {
+                        store(ram, (index(slot), page), None, runtime)?;
+                    }
                 }
                 Some(Record::RoundEnd { pages }) => {
                     let (number, stopped) = self.round;
@@ -139,4 +142,24 @@ impl<S: Read> Lane<S> {
             }
         }
     }
+}
+
+/// Stores a page. If that has to wait for a frame, so does its stream: what comes is nowhere but here and in the guest's
+/// memory.
+fn store(
+    ram: &impl TargetRam,
+    (slot, page): (usize, u64),
+    content: Option<&[u8]>,
+    runtime: &impl Runtime,
+) -> Result<(), RamError> {
+    let PageWrite::Later(mut queued) = ram.write(slot, page, content)? else { return Ok(()) };
+    let since = runtime.now();
+    while !queued.look(content)? {
+        let waited = runtime.now().saturating_sub(since);
+        if waited >= ram.patience() {
+            return Err(queued.silent(waited));
+        }
+        runtime.wait(LOOK);
+    }
+    Ok(())
 }

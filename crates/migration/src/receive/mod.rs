@@ -6,7 +6,9 @@
 //! * T1: read hello and memslots of each stream. Compare them with what this target has, and with each other (`join`).
 //! * T2: have the embedder build the machine ([`Host::build`]), and accept.
 //! * T3: read each stream to the end of a round, and store the pages. All streams end a round before any goes on.
-//!   After each round, hand over the sections that came.
+//!   After each round, hand over the sections that came. The memory may have a store and fewer frames than pages: then
+//!   pages that came leave to that store, by the embedder's write-out task, while others come. A stream whose page waits
+//!   for a frame is not read on meanwhile, so the source waits, too.
 //! * T4: all streams have ended with the same offer. The embedder checks that the guest could run.
 //!
 //! [`Received::take`] then is C3 of [`commit`](crate::commit): this side is in doubt, and asks the arbiter.
@@ -126,7 +128,7 @@ impl<R: Runtime> Receive<'_, R> {
         loop {
             seen.begin();
             let ram = host.ram()?;
-            self.runtime.each(&mut lanes, |lane| lane.phase = Some(lane.read(&ram, &seen)));
+            self.runtime.each(&mut lanes, |lane| lane.phase = Some(lane.read(&ram, &seen, self.runtime)));
             drop(ram);
             let joined = join::phases(&phases(&mut lanes)?, all)?;
             for section in lanes.iter_mut().flat_map(|lane| lane.sections.drain(..)) {

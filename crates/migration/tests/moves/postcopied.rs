@@ -17,7 +17,7 @@ use twofold_migration::postcopy::{
     resume_source, resume_target,
 };
 use twofold_migration::precopy::{Postcopy, Precopy, Sent};
-use twofold_migration::ram::{Ahead, PageRead, TargetRam};
+use twofold_migration::ram::{Ahead, PageRead, PageWrite, TargetRam};
 use twofold_migration::receive::{Receive, ReceiveError};
 use twofold_migration::stream::{Compression, Message, Writer};
 use twofold_migration::{AnswerError, Answers, Asked, Cancel};
@@ -357,7 +357,8 @@ fn a_page_that_comes_again_does_not_replace_what_the_guest_wrote() {
     for (place, (slot, page)) in places_of().enumerate().filter(|(_, (slot, _))| *slot > 0) {
         let read = twofold_migration::ram::SourceRam::read(&ram, slot, page, &mut bytes).unwrap();
         assert!(matches!(read, PageRead::Done));
-        switched.guest.ram(Tracker::Manual).write(slot, page, &bytes).unwrap();
+        let written = switched.guest.ram(Tracker::Manual).write(slot, page, Some(&bytes));
+        assert!(matches!(written, Ok(PageWrite::Done)));
         assert_eq!(switched.guest.digest(slot, page), switched.stopped[place]);
     }
     assert!(switched.guest.digests() != before, "this is seen");

@@ -11,7 +11,7 @@ use twofold_memory::dirty::{LogOptions, Tracker};
 use twofold_migration::commit::{Embedder, Ownership, Request};
 use twofold_migration::plan::{Plan, Throttle};
 use twofold_migration::precopy::{self, Progress};
-use twofold_migration::ram::{GuestRam, RamError, TargetRam};
+use twofold_migration::ram::{GuestRam, PageWrite, RamError, TargetRam};
 use twofold_migration::stream::{Compression, Hello, Message, Slot, Writer};
 use twofold_migration::{PageSet, Section, receive};
 
@@ -232,7 +232,7 @@ impl receive::Host for Target<'_> {
         // Whatever the guest finds there before the page comes, it is wrong.
         let (ram, mut at) = (self.ram().unwrap(), (0, 0));
         while let Some((slot, page)) = absent.next(at) {
-            ram.write(slot, page, &[0xee; 4096]).unwrap();
+            assert!(matches!(ram.write(slot, page, Some(&[0xee; 4096])), Ok(PageWrite::Done)));
             at = (slot, page + 1);
         }
         Ok(())

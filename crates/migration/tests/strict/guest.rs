@@ -5,7 +5,6 @@ use std::sync::Mutex;
 
 use twofold_machine::arena::{ArenaOptions, Backing as Kind};
 use twofold_machine::strict::{Bbm, Hosted, Machine, Options};
-use twofold_machine::vm::Vm;
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
 use twofold_migration::stream::{self, Capabilities, Hello, Name};
 use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
@@ -94,8 +93,8 @@ pub fn memory(machine: &Machine, part: u64) -> GuestMemory<Hosted> {
     memory
 }
 
-pub fn ids(vm: &Vm<Hosted>) -> Vec<(SlotId, stream::Slot)> {
-    let vmid = (vm.memory().stage2().vttbr() >> 48) as u16;
+pub fn ids(memory: &GuestMemory<Hosted>) -> Vec<(SlotId, stream::Slot)> {
+    let vmid = (memory.stage2().vttbr() >> 48) as u16;
     let ids = IDS.lock().unwrap();
     vec![(ids.iter().find(|(known, _)| *known == vmid).unwrap().1, SLOT)]
 }

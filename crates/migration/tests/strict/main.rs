@@ -5,18 +5,23 @@
 //! `cargo test -p twofold-migration --features strict --test strict`. `TWOFOLD_MOVES` is the number of seeds.
 
 mod guest;
+mod limited;
+mod link;
 #[path = "../moves/program.rs"]
 #[allow(dead_code, reason = "vCPUs move as they are here")]
 mod program;
 mod sides;
+#[path = "../../../machine/tests/strict/store.rs"]
+#[allow(dead_code, reason = "a device waits for pages in the tests of machine alone")]
+mod store;
 mod swapped;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use twofold_machine::interrupts::Interrupts;
-use twofold_machine::strict::{CpuHandle, Hosted, Program};
+use twofold_machine::strict::{CpuHandle, Hosted, Machine, Program};
 use twofold_machine::vm::{Vcpu, Vm};
 use twofold_memory::dirty::{LogOptions, Tracker};
 use twofold_migration::commit::{Owner, Ownership, Side, State};
@@ -25,7 +30,7 @@ use twofold_migration::precopy::{Postcopy, Precopy};
 use twofold_migration::ram::GuestRam;
 use twofold_migration::receive::Receive;
 use twofold_migration::snapshot::NO_ANSWERS;
-use twofold_migration::stream::Compression;
+use twofold_migration::stream::{Compression, Message};
 use twofold_migration::{Cancel, Runtime};
 use twofold_stage2::{Ipa, Platform as _};
 
@@ -59,7 +64,17 @@ pub struct Shared<'m> {
     inside: AtomicU64,
 }
 
-impl Shared<'_> {
+impl<'m> Shared<'m> {
+    /// vCPUs that write, each on a CPU that runs it.
+    fn new(vm: &'m Vm<Hosted>, vcpus: usize) -> Self {
+        let vcpu = |number| Vcpu::new(Work::new(number, (12, 80)), Arc::new(Interrupts::without_time()));
+        let vcpus: Vec<_> = (0..vcpus as u64).map(vcpu).collect();
+        let interrupts = vcpus.iter().map(|vcpu| Arc::clone(vcpu.interrupts())).collect();
+        let vcpus = vcpus.into_iter().map(Mutex::new).collect();
+        let (runs, over, inside) = (AtomicBool::new(true), AtomicBool::new(false), AtomicU64::new(0));
+        Self { vm, vcpus, interrupts, runs, over, inside }
+    }
+
     /// Runs a vCPU on a CPU whenever it is to run.
     fn run(&self, cpu: &CpuHandle, number: usize) {
         while !self.over.load(Ordering::Relaxed) {
@@ -86,10 +101,30 @@ impl Shared<'_> {
         // What the other CPUs have done is known here: they have left the guest.
         cpu.meet();
     }
+
+    /// Lets the vCPUs run again.
+    fn start(&self) {
+        self.runs.store(true, Ordering::SeqCst);
+    }
+
+    /// The writes of all vCPUs, which stand still.
+    fn wrote(&self) -> u64 {
+        self.vcpus.iter().map(|vcpu| vcpu.lock().unwrap().program().done).sum()
+    }
+
+    fn into_vcpus(self) -> Vec<Vcpu<Work>> {
+        self.vcpus.into_iter().map(|vcpu| vcpu.into_inner().unwrap()).collect()
+    }
 }
 
 /// Time passes as the clock is read. Other CPUs run while this one waits.
 struct Turns(Hosted, AtomicU64);
+
+impl Turns {
+    fn new(machine: &Machine) -> Self {
+        Self(machine.platform(), AtomicU64::new(0))
+    }
+}
 
 impl Runtime for Turns {
     fn now(&self) -> Duration {
@@ -103,36 +138,28 @@ impl Runtime for Turns {
 
 const FIRST: Ownership = Ownership { owner: Owner { host: 0, incarnation: 1 }, epoch: 5 };
 
+/// A guest without a page of zeroes, where it does not write.
+fn boot(machine: &Machine) -> Vm<Hosted> {
+    let memory = memory(machine, 0);
+    for page in 0..word_pages() {
+        let at = address_of(page) + (page * 72 + 2048) % PAGE;
+        memory.write(Ipa::new(at), &page.to_le_bytes().map(|byte| !byte)).unwrap();
+    }
+    Vm::new(memory)
+}
+
 /// Moves a guest; returns the number of writes while it moved, and the rounds.
 fn moves(tracker: Tracker, seed: u64) -> (u64, u64) {
     const VCPUS: usize = 2;
     let machine = machine(1 + VCPUS, seed);
-    let vm = machine.alone(|_| {
-        let memory = memory(&machine, 0);
-        // No page is zero, where the guest does not write.
-        for page in 0..word_pages() {
-            let at = address_of(page) + (page * 72 + 2048) % PAGE;
-            memory.write(Ipa::new(at), &page.to_le_bytes().map(|byte| !byte)).unwrap();
-        }
-        Vm::new(memory)
-    });
-    let vm = vm.unwrap_or_else(|breach| panic!("{breach}"));
-    let vcpu = |number| Vcpu::new(Work::new(number, (12, 80)), Arc::new(Interrupts::without_time()));
-    let vcpus: Vec<_> = (0..VCPUS as u64).map(vcpu).collect();
-    let shared = Shared {
-        vm: &vm,
-        interrupts: vcpus.iter().map(|vcpu| Arc::clone(vcpu.interrupts())).collect(),
-        vcpus: vcpus.into_iter().map(Mutex::new).collect(),
-        runs: AtomicBool::new(true),
-        over: AtomicBool::new(false),
-        inside: AtomicU64::new(0),
-    };
-    let (mut stream, mut stopped, mut rounds) = (Vec::new(), Vec::new(), 0);
+    let vm = machine.alone(|_| boot(&machine)).unwrap_or_else(|breach| panic!("{breach}"));
+    let shared = Shared::new(&vm, VCPUS);
+    let (mut stream, stopped, mut rounds) = (Vec::new(), Mutex::new(Vec::new()), 0);
     let mut programs: Vec<Program<'_>> = vec![Box::new(|cpu| {
-        let runtime = Turns(machine.platform(), AtomicU64::new(0));
+        let runtime = Turns::new(&machine);
         let (downtime, fixed) = (Duration::from_nanos(1200), Duration::from_nanos(1000));
         let precopy = Precopy {
-            ram: &GuestRam::new(vm.memory(), LogOptions::new(tracker), &guest::ids(&vm)).unwrap(),
+            ram: &GuestRam::new(vm.memory(), LogOptions::new(tracker), &guest::ids(vm.memory())).unwrap(),
             hello: hello(),
             wanted: Wanted { downtime, fixed, rounds: 4, throttle: 0, forced: true },
             // So that the guest runs in the middle of rounds.
@@ -143,11 +170,14 @@ fn moves(tracker: Tracker, seed: u64) -> (u64, u64) {
             cancel: &Cancel::new(),
         };
         let mut side = Side::new(FIRST.owner, State::Running { owned: FIRST });
-        let mut source = Source { shared: &shared, cpu, stopped: Vec::new() };
+        let stop = || {
+            shared.stop(cpu);
+            *stopped.lock().unwrap() = digests(vm.memory());
+        };
+        let mut source = Source { stop: Box::new(stop) };
         let offered = precopy.run(vec![&mut stream], NO_ANSWERS, &mut side, &mut source).unwrap();
         assert!(offered.broken.is_none(), "{offered:?}");
         rounds = offered.sent.rounds;
-        stopped = source.stopped;
         shared.over.store(true, Ordering::Relaxed);
     })];
     for number in 0..VCPUS {
@@ -155,16 +185,18 @@ fn moves(tracker: Tracker, seed: u64) -> (u64, u64) {
         programs.push(Box::new(move |cpu| shared.run(cpu, number)));
     }
     machine.run(programs).unwrap_or_else(|breach| panic!("{tracker:?}, TWOFOLD_SEED={seed}: {breach}"));
-    let vcpus: Vec<_> = shared.vcpus.into_iter().map(|vcpu| vcpu.into_inner().unwrap()).collect();
+    let (vcpus, stopped) = (shared.into_vcpus(), stopped.into_inner().unwrap());
     let done = vcpus.iter().map(|vcpu| vcpu.program().done).sum();
     let arrived = machine.alone(|cpu| {
-        let runtime = Turns(machine.platform(), AtomicU64::new(0));
-        let mut target = Target { machine: &machine, vm: None };
+        let runtime = Turns::new(&machine);
+        let (there, answer) = (OnceLock::new(), Box::new(|_: &Message| ()));
+        let mut target = Target { build: Box::new(|| memory(&machine, 1)), peer: None, answer, vm: &there };
         let receive = Receive { here: capabilities(), sections: 1 << 20, runtime: &runtime };
         let side = Side::new(Owner { host: 1, incarnation: 0 }, State::START);
         let received = receive.run(vec![&stream[..]], &side, &mut target).unwrap();
         assert_eq!(received.from, FIRST);
-        let there = target.vm.unwrap();
+        drop(target);
+        let there = there.into_inner().unwrap();
         let digests = digests(there.memory());
         // The guest goes on there, and checks what it wrote.
         for mut vcpu in vcpus {
@@ -183,9 +215,13 @@ fn moves(tracker: Tracker, seed: u64) -> (u64, u64) {
     (done, rounds)
 }
 
+/// A number of the environment, or the quick one.
+fn setting(name: &str, quick: u64) -> u64 {
+    std::env::var(name).ok().and_then(|count| count.parse().ok()).unwrap_or(quick)
+}
+
 #[test]
 fn judge_a_guest_that_moves_breaks_no_rule() {
-    let setting = |name: &str, quick| std::env::var(name).ok().and_then(|count| count.parse().ok()).unwrap_or(quick);
     let (first, moves_of_each) = (setting("TWOFOLD_SEED", 1), setting("TWOFOLD_MOVES", 3));
     for tracker in Tracker::ALL {
         let moved: Vec<_> = (first..first + moves_of_each).map(|seed| moves(tracker, seed)).collect();

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The embedders of both sides, on CPUs of the strict machine.
+//! The embedders of both sides, on CPUs of the strict machine. What a test does there is a closure of its own.
 
-use twofold_machine::strict::{CpuHandle, Hosted, Machine};
+use std::sync::{Arc, OnceLock};
+
+use twofold_machine::strict::Hosted;
 use twofold_machine::vm::Vm;
+use twofold_memory::GuestMemory;
 use twofold_memory::dirty::{LogOptions, Tracker};
 use twofold_migration::commit::{Embedder, Ownership, Request};
 use twofold_migration::plan::Throttle;
+use twofold_migration::postcopy::Peer;
 use twofold_migration::ram::{GuestRam, RamError};
 use twofold_migration::stream::{Hello, Message, Slot};
-use twofold_migration::{Section, precopy, receive};
+use twofold_migration::{PageSet, Section, precopy, receive};
 
-use crate::Shared;
-use crate::guest::{SLOT, digests, ids, memory};
+use crate::guest::{SLOT, ids};
 
 pub struct Source<'w> {
-    pub shared: &'w Shared<'w>,
-    pub cpu: &'w CpuHandle,
-    pub stopped: Vec<u64>,
+    /// Stops the guest, and looks at what it holds.
+    pub stop: Box<dyn FnMut() + 'w>,
 }
 
 impl Embedder for Source<'_> {
@@ -25,20 +27,17 @@ impl Embedder for Source<'_> {
     }
 
     fn run(&mut self) {
-        panic!("nothing fails here");
+        panic!("a guest that was stopped has moved");
     }
 
     fn boot(&mut self) {}
-
     fn release(&mut self) {}
-
     fn announce(&mut self, _: Ownership) {}
 }
 
 impl precopy::Host for Source<'_> {
     fn stop(&mut self) {
-        self.shared.stop(self.cpu);
-        self.stopped = digests(self.shared.vm.memory());
+        (self.stop)();
     }
 
     fn throttle(&mut self, _: &Throttle) {}
@@ -49,8 +48,18 @@ impl precopy::Host for Source<'_> {
 }
 
 pub struct Target<'w> {
-    pub machine: &'w Machine,
-    pub vm: Option<Vm<Hosted>>,
+    pub build: Box<dyn FnMut() -> GuestMemory<Hosted> + 'w>,
+    /// The memory's store, if pages may be absent.
+    pub peer: Option<Arc<Peer<Hosted>>>,
+    pub answer: Box<dyn FnMut(&Message) + 'w>,
+    /// What was built. Other CPUs may see to its store.
+    pub vm: &'w OnceLock<Vm<Hosted>>,
+}
+
+impl Target<'_> {
+    fn memory(&self) -> &GuestMemory<Hosted> {
+        self.vm.get().expect("it was built").memory()
+    }
 }
 
 impl Embedder for Target<'_> {
@@ -59,9 +68,9 @@ impl Embedder for Target<'_> {
     }
 
     fn run(&mut self) {}
-
     fn boot(&mut self) {}
 
+    /// The test ends it, when no other CPU uses it.
     fn release(&mut self) {}
 
     fn announce(&mut self, _: Ownership) {}
@@ -75,22 +84,32 @@ impl receive::Host for Target<'_> {
 
     fn build(&mut self, _: &Hello, slots: &[Slot], _: bool) -> Result<(), String> {
         assert_eq!(slots, [SLOT]);
-        self.vm = Some(Vm::new(memory(self.machine, 1)));
+        assert!(self.vm.set(Vm::new((self.build)())).is_ok(), "it was built before");
         Ok(())
     }
 
     fn ram(&self) -> Result<GuestRam<'_, Hosted>, RamError> {
-        let vm = self.vm.as_ref().expect("it was built");
-        GuestRam::new(vm.memory(), LogOptions::new(Tracker::Manual), &ids(vm))
+        let ram = GuestRam::new(self.memory(), LogOptions::new(Tracker::Manual), &ids(self.memory()))?;
+        Ok(ram.with_patience(PATIENCE))
     }
 
     fn section(&mut self, _: Section) -> Result<(), String> {
         Ok(())
     }
 
+    fn absent(&mut self, absent: &PageSet) -> Result<(), String> {
+        let peer = self.peer.as_ref().expect("pages may be absent");
+        peer.absent(self.memory(), absent).map_err(|error| error.to_string())
+    }
+
     fn ready(&mut self) -> Result<(), String> {
         Ok(())
     }
 
-    fn answer(&mut self, _: &Message) {}
+    fn answer(&mut self, message: &Message) {
+        (self.answer)(message);
+    }
 }
+
+/// How long a page waits for a frame: so many looks at the clock.
+const PATIENCE: std::time::Duration = std::time::Duration::from_millis(100);

@@ -7,16 +7,12 @@
 //! `TWOFOLD_SWAP_PAGES` repeats the test with more seeds until that many pages have left or come, and `TWOFOLD_SWAP_SEED`
 //! begins with this seed. A failure prints its seed.
 
-mod store;
 mod vcpus;
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use embedded_io::{ErrorType, Read, Write};
 use twofold_machine::interrupts::Interrupts;
 use twofold_machine::strict::{CpuHandle, Hosted, Machine, Program};
 use twofold_machine::vm::{Vcpu, Vm};
@@ -24,55 +20,29 @@ use twofold_memory::GuestMemory;
 use twofold_memory::async_fault::{Mode, VcpuFaults};
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::swap::{Clock, FRAMES_PER_VCPU, Located, Peeked, SwapOptions};
-use twofold_migration::commit::{Embedder, Ownership, Request, Side, State};
-use twofold_migration::plan::{Throttle, Wanted};
+use twofold_migration::commit::{Side, State};
+use twofold_migration::plan::Wanted;
 use twofold_migration::postcopy::{Incoming, Outgoing, Peer, ServeError, Served, Source, TargetState};
 use twofold_migration::precopy::{Postcopy, Precopy};
 use twofold_migration::ram::{Ahead, GuestRam, RamError};
 use twofold_migration::receive::Receive;
 use twofold_migration::snapshot::NO_ANSWERS;
-use twofold_migration::stream::{Compression, Hello, Message, Slot, Writer};
-use twofold_migration::{Answers, Asked, Cancel, PageSet, Section, precopy, receive};
+use twofold_migration::stream::{Compression, Message, Writer};
+use twofold_migration::{Answers, Asked, Cancel, PageSet};
 use twofold_stage2::Ipa;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::guest::{PAGE, SLOT, address_of, capabilities, hello, ids, machine, memory, word_pages};
+use crate::link::{End, link};
 use crate::program::Work;
+use crate::sides::{Source as SourceHost, Target};
+use crate::store::{Mood, Reports, Store};
 use crate::{FIRST, Turns};
-use store::{Reports, Store};
 use vcpus::{Seat, Seats, check_limit};
 
 const VCPUS: usize = 2;
 /// The least limit: the vCPUs use more.
 const LIMIT: u64 = VCPUS as u64 * FRAMES_PER_VCPU;
-
-/// One direction of a link. Both ends are on one CPU, so it never waits.
-#[derive(Clone, Default)]
-struct Pipe(Arc<Mutex<VecDeque<u8>>>);
-
-impl ErrorType for Pipe {
-    type Error = Infallible;
-}
-
-impl Write for Pipe {
-    fn write(&mut self, bytes: &[u8]) -> Result<usize, Infallible> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> Result<(), Infallible> {
-        Ok(())
-    }
-}
-
-impl Read for Pipe {
-    fn read(&mut self, bytes: &mut [u8]) -> Result<usize, Infallible> {
-        let mut pipe = self.0.lock().unwrap();
-        let count = bytes.len().min(pipe.len());
-        pipe.drain(..count).zip(bytes).for_each(|(byte, to)| *to = byte);
-        Ok(count)
-    }
-}
 
 /// What a run is like.
 #[derive(Clone, Copy, Debug)]
@@ -120,97 +90,6 @@ impl Content {
         }
         Self { all: xxh3_64(bytes), rest: xxh3_64(&rest), words }
     }
-}
-
-struct SourceHost<'w> {
-    seats: &'w Seats<'w>,
-    cpu: &'w CpuHandle,
-    stopped: Vec<Content>,
-}
-
-impl Embedder for SourceHost<'_> {
-    fn ask(&mut self, _: Request) -> Option<Ownership> {
-        None
-    }
-
-    fn run(&mut self) {
-        panic!("nothing fails for good");
-    }
-
-    fn boot(&mut self) {}
-    fn release(&mut self) {}
-    fn announce(&mut self, _: Ownership) {}
-}
-
-impl precopy::Host for SourceHost<'_> {
-    fn stop(&mut self) {
-        self.seats.stop(self.cpu);
-        self.stopped = contents(self.cpu, self.seats.vm.memory());
-    }
-
-    fn throttle(&mut self, _: &Throttle) {}
-
-    fn state(&mut self) -> Result<Vec<Section>, String> {
-        Ok(Vec::new())
-    }
-}
-
-struct TargetHost<'w> {
-    machine: &'w Machine,
-    peer: Arc<Peer<Hosted>>,
-    reports: Arc<Reports>,
-    vm: Option<Vm<Hosted>>,
-    donated: u64,
-}
-
-impl Embedder for TargetHost<'_> {
-    fn ask(&mut self, _: Request) -> Option<Ownership> {
-        None
-    }
-
-    fn run(&mut self) {}
-    fn boot(&mut self) {}
-    fn release(&mut self) {}
-    fn announce(&mut self, _: Ownership) {}
-}
-
-impl receive::Host for TargetHost<'_> {
-    type Ram<'a>
-        = GuestRam<'a, Hosted>
-    where
-        Self: 'a;
-
-    fn build(&mut self, _: &Hello, slots: &[Slot], _: bool) -> Result<(), String> {
-        assert_eq!(slots, [SLOT]);
-        let mut memory = memory(self.machine, 1);
-        let used = memory.frame_use();
-        self.donated = used.free + used.tables;
-        let options = SwapOptions { vcpus: VCPUS as u32, others: VCPUS as u32, headroom: 0 };
-        let (peer, reports) = (Box::new(Arc::clone(&self.peer)), Box::new(Arc::clone(&self.reports)));
-        memory.attach_store(peer, reports, &options).unwrap();
-        self.vm = Some(Vm::new(memory));
-        Ok(())
-    }
-
-    fn ram(&self) -> Result<GuestRam<'_, Hosted>, RamError> {
-        let vm = self.vm.as_ref().expect("it was built");
-        GuestRam::new(vm.memory(), LogOptions::new(Tracker::Manual), &ids(vm))
-    }
-
-    fn section(&mut self, _: Section) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn absent(&mut self, absent: &PageSet) -> Result<(), String> {
-        let vm = self.vm.as_ref().expect("it was built");
-        self.peer.absent(vm.memory(), absent).map_err(|error| error.to_string())
-    }
-
-    fn ready(&mut self) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn answer(&mut self, _: &Message) {}
 }
 
 /// The source: its memory with a store, and the tasks beside its vCPUs.
@@ -308,7 +187,7 @@ struct Done {
 fn moves(plan: Plan, seed: u64) -> Done {
     let what = format!("TWOFOLD_SWAP_SEED={seed}, {plan:?}");
     let machine = machine(3 + VCPUS, seed);
-    let (store, reports) = (Arc::new(Store::default()), Reports::new(VCPUS));
+    let (store, reports) = (Arc::new(Store::new(Mood::FailsOneIn(20), u64::MAX)), Reports::new(VCPUS));
     let run = |programs: Vec<Program<'_>>| {
         machine.run(programs).inspect_err(|_| store.abandon()).unwrap_or_else(|breach| panic!("{what}: {breach}"));
     };
@@ -333,13 +212,14 @@ fn moves(plan: Plan, seed: u64) -> Done {
         enabled.unwrap_or_else(|breach| panic!("{what}: {breach}"));
     }
     let seats = Seats::new(&here.vm, seats, &reports);
-    let (link, runtime) = (Pipe::default(), Turns(machine.platform(), AtomicU64::new(0)));
-    let (mut stopped, mut sent) = (Vec::new(), None);
+    // One side is on it after the other.
+    let ((sink, stream), runtime) = (link(&machine.platform(), usize::MAX), Turns::new(&machine));
+    let (stopped, mut sent) = (Mutex::new(Vec::new()), None);
     run({
         let mut programs: Vec<Program<'_>> = vec![Box::new(|cpu| {
             let (downtime, fixed) = (Duration::from_nanos(1200), Duration::from_nanos(1000));
             let precopy = Precopy {
-                ram: &GuestRam::new(here.vm.memory(), LogOptions::new(plan.tracker), &ids(&here.vm)).unwrap(),
+                ram: &GuestRam::new(here.vm.memory(), LogOptions::new(plan.tracker), &ids(here.vm.memory())).unwrap(),
                 hello: hello(),
                 wanted: Wanted { downtime, fixed, rounds: 3, throttle: 0, forced: plan.postcopy == Postcopy::Off },
                 // So that the guest runs in the middle of rounds.
@@ -350,10 +230,13 @@ fn moves(plan: Plan, seed: u64) -> Done {
                 cancel: &Cancel::new(),
             };
             let mut side = Side::new(FIRST.owner, State::Running { owned: FIRST });
-            let mut source = SourceHost { seats: &seats, cpu, stopped: Vec::new() };
-            let offered = precopy.run(vec![link.clone()], NO_ANSWERS, &mut side, &mut source).unwrap();
+            let stop = || {
+                seats.stop(cpu);
+                *stopped.lock().unwrap() = contents(cpu, here.vm.memory());
+            };
+            let mut source = SourceHost { stop: Box::new(stop) };
+            let offered = precopy.run(vec![sink], NO_ANSWERS, &mut side, &mut source).unwrap();
             assert!(offered.broken.is_none(), "{offered:?}");
-            stopped = source.stopped;
             sent = Some(offered);
             seats.over.store(true, Ordering::Relaxed);
             here.over.store(true, Ordering::Relaxed);
@@ -366,27 +249,36 @@ fn moves(plan: Plan, seed: u64) -> Done {
         }
         programs
     });
-    let (sent, mut seats) = (sent.unwrap(), seats.into_seats());
+    let (sent, stopped, mut seats) = (sent.unwrap(), stopped.into_inner().unwrap(), seats.into_seats());
     let mut done = Done { rounds: sent.sent.rounds, ..Done::default() };
     done.waited = seats.iter().map(|seat| seat.waited).sum();
 
     // The target takes it, and its guest starts.
     let reports_there = Reports::new(VCPUS);
     let peer = Arc::new(Peer::new(machine.platform(), &[SLOT], Box::new(|| ())));
-    let (mut incoming, mut absent, mut donated_there) = (None, PageSet::none(&[SLOT]), 0);
+    let (mut incoming, mut absent, donated_there) = (None, PageSet::none(&[SLOT]), AtomicU64::new(0));
     let there = machine.alone(|cpu| {
-        let (vm, reports) = (None, Arc::clone(&reports_there));
-        let mut target = TargetHost { machine: &machine, peer: Arc::clone(&peer), reports, vm, donated: 0 };
+        let vm = OnceLock::new();
+        let build = || {
+            let mut memory = memory(&machine, 1);
+            let used = memory.frame_use();
+            donated_there.store(used.free + used.tables, Ordering::Relaxed);
+            let options = SwapOptions { vcpus: VCPUS as u32, others: VCPUS as u32, headroom: 0 };
+            memory.attach_store(Box::new(Arc::clone(&peer)), Box::new(Arc::clone(&reports_there)), &options).unwrap();
+            memory
+        };
+        let (peer, answer) = (Some(Arc::clone(&peer)), Box::new(|_: &Message| ()));
+        let mut target = Target { build: Box::new(build), peer, answer, vm: &vm };
         let receive = Receive { here: capabilities(), sections: 1 << 20, runtime: &runtime };
         let side = Side::new(twofold_migration::commit::Owner { host: 1, incarnation: 0 }, State::START);
-        let received = receive.run(vec![link.clone()], &side, &mut target).unwrap();
+        let received = receive.run(vec![stream], &side, &mut target).unwrap();
         assert_eq!(received.from, FIRST);
         if let Some((state, stream)) = received.postcopy {
             absent = state.absent().clone();
             incoming = Some(stream);
         }
-        donated_there = target.donated;
-        let there = target.vm.unwrap();
+        drop(target);
+        let there = vm.into_inner().unwrap();
         let memory = there.memory();
         let here: Vec<u64> = (0..SLOT.pages).filter(|page| !absent.contains(0, *page)).collect();
         let mut bytes = [0; PAGE as usize];
@@ -399,12 +291,13 @@ fn moves(plan: Plan, seed: u64) -> Done {
             seat.vcpu.interrupts().take_kick();
             seat.faults = VcpuFaults::restore(plan.mode, memory, &seat.faults.snapshot()).unwrap();
         }
-        let log = memory.dirty_log(ids(&there)[0].0).unwrap();
+        let log = memory.dirty_log(ids(memory)[0].0).unwrap();
         log.start(&LogOptions { all_dirty: false, ..LogOptions::new(plan.tracker) }).unwrap();
         cpu.meet();
         there
     });
     let there = there.unwrap_or_else(|breach| panic!("{what}: {breach}"));
+    let donated_there = donated_there.into_inner();
     done.absent = absent.count();
     assert_eq!(sent.postcopy.as_ref().map_or(0, |(source, _)| source.left()), done.absent);
 
@@ -444,7 +337,7 @@ fn moves(plan: Plan, seed: u64) -> Done {
         for (seat, arrivals) in seats.iter_mut().zip(&reports_there.arrivals) {
             seat.take_all_tokens(memory, arrivals);
         }
-        let log = memory.dirty_log(ids(&there)[0].0).unwrap();
+        let log = memory.dirty_log(ids(memory)[0].0).unwrap();
         let mut dirty = DirtyPages::new();
         log.get(&mut dirty).unwrap();
         log.stop().unwrap();
@@ -482,12 +375,12 @@ fn moves(plan: Plan, seed: u64) -> Done {
 /// Both ends of the link after the guest has changed hands.
 fn fetch(
     cpu: &CpuHandle,
-    (here, mut source, mut outgoing): (&Here<'_>, Source, Outgoing<Pipe>),
-    (there, peer, mut incoming): (&Vm<Hosted>, &Peer<Hosted>, Incoming<Pipe>),
+    (here, mut source, mut outgoing): (&Here<'_>, Source, Outgoing<End>),
+    (there, peer, mut incoming): (&Vm<Hosted>, &Peer<Hosted>, Incoming<End>),
 ) {
-    let ram = GuestRam::new(here.vm.memory(), LogOptions::new(Tracker::Manual), &ids(&here.vm)).unwrap();
-    let link = Pipe::default();
-    let (mut answers, mut asked) = (Writer::with_absent(link.clone(), Compression::Off), Answers::new(link));
+    let ram = GuestRam::new(here.vm.memory(), LogOptions::new(Tracker::Manual), &ids(here.vm.memory())).unwrap();
+    let (answers, asked) = link(there.memory().stage2().platform(), usize::MAX);
+    let (mut answers, mut asked) = (Writer::with_absent(answers, Compression::Off), Answers::new(asked));
     let mut ahead = Ahead::new();
     loop {
         // Time for the guest to run.

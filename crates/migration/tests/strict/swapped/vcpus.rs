@@ -16,9 +16,9 @@ use twofold_memory::swap::Waiter;
 use twofold_memory::{Error, GuestFault, GuestMemory};
 use twofold_stage2::Ipa;
 
-use super::store::Reports;
 use crate::guest::{address_of, word_pages};
 use crate::program::Work;
+use crate::store::Reports;
 
 type Memory = GuestMemory<Hosted>;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A store whose requests wait for another CPU, which completes them late, in any order, and one in twenty with a failure.
+//! A store whose requests wait for another CPU, which completes them late, in any order, and some with a failure. The tests
+//! of `migration` use it, too.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +14,23 @@ use twofold_memory::swap::{
 };
 use twofold_stage2::Ipa;
 
-use crate::guest::PAGE;
+const PAGE: u64 = 4096;
 
-#[derive(Default)]
+/// How a store answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mood {
+    /// One request in this many fails.
+    FailsOneIn(u64),
+    /// It answers nothing, until the test has it end.
+    Silent,
+}
+
 pub struct Store(Mutex<Inner>);
 
-#[derive(Default)]
 pub struct Inner {
+    pub mood: Mood,
+    /// Places that it has.
+    room: u64,
     writes: Vec<(WriteRequest, Option<Knowledge>)>,
     reads: Vec<(ReadRequest, Option<Knowledge>)>,
     contents: BTreeMap<Place, Box<[u8; 4096]>>,
@@ -27,8 +38,11 @@ pub struct Inner {
     /// Places in use.
     pub live: u64,
     pub failed: u64,
-    /// Pages that were written and read.
+    /// Writes that have failed since the last that did not.
+    pub failed_in_a_row: u64,
+    /// Pages that were written and read, and those that were written.
     pub moved: u64,
+    pub written: u64,
 }
 
 /// Dropping a request panics. A test that fails reports its own failure instead.
@@ -39,6 +53,14 @@ impl Drop for Inner {
 }
 
 impl Store {
+    pub fn new(mood: Mood, room: u64) -> Self {
+        let (writes, reads, contents) = Default::default();
+        let (places, live, failed, failed_in_a_row, moved, written) = Default::default();
+        let inner =
+            Inner { mood, room, writes, reads, contents, places, live, failed, failed_in_a_row, moved, written };
+        Self(Mutex::new(inner))
+    }
+
     /// No event of the machine may happen while this is held.
     pub fn get(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap()
@@ -65,11 +87,20 @@ impl Store {
             return false;
         }
         let index = cpu.draw(all);
-        let result = if cpu.draw(20) == 0 { Err(StoreError::Device { code: 5 }) } else { Ok(()) };
+        let fails = match self.get().mood {
+            Mood::FailsOneIn(many) => cpu.draw(many) == 0,
+            // It is at its end.
+            Mood::Silent => true,
+        };
+        let result = if fails { Err(StoreError::Device { code: 5 }) } else { Ok(()) };
         {
             let mut inner = self.get();
-            inner.failed += u64::from(result.is_err());
-            inner.moved += u64::from(result.is_ok());
+            inner.failed += u64::from(fails);
+            inner.moved += u64::from(!fails);
+            if index < writes {
+                inner.written += u64::from(!fails);
+                inner.failed_in_a_row = if fails { inner.failed_in_a_row + 1 } else { 0 };
+            }
         }
         let mut bytes = Box::new([0xdd; 4096]);
         if index < writes {
@@ -98,6 +129,9 @@ impl Store {
 impl PageStore for Store {
     fn place(&self, _: Ipa) -> Option<Place> {
         let mut inner = self.get();
+        if inner.live == inner.room {
+            return None;
+        }
         inner.places += 1;
         inner.live += 1;
         Some(Place::new(inner.places))
@@ -123,21 +157,24 @@ impl PageStore for Store {
 /// Where arrivals go.
 pub struct Reports {
     pub arrivals: Vec<Arc<Arrivals>>,
+    /// Pages that others than vCPUs have waited for.
+    pub others: AtomicU64,
     pub failed: AtomicU64,
 }
 
 impl Reports {
     pub fn new(vcpus: usize) -> Arc<Self> {
         let arrivals = (0..vcpus).map(|_| Arc::new(Arrivals::new())).collect();
-        Arc::new(Self { arrivals, failed: AtomicU64::new(0) })
+        Arc::new(Self { arrivals, others: AtomicU64::new(0), failed: AtomicU64::new(0) })
     }
 }
 
 impl Notify for Reports {
     fn arrived(&self, waiter: Waiter, arrival: Arrival) {
-        // A vCPU's thread polls, so it needs no kick.
-        if let Waiter::Vcpu { vcpu, ticket } = waiter {
-            let _ = self.arrivals[vcpu as usize].complete(ticket, arrival);
+        match waiter {
+            // A vCPU's thread polls, so it needs no kick.
+            Waiter::Vcpu { vcpu, ticket } => drop(self.arrivals[vcpu as usize].complete(ticket, arrival)),
+            Waiter::Other(_) => drop(self.others.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
