@@ -192,9 +192,7 @@ impl Moved {
                 assert!(!from.logs(), "a log still runs");
                 assert!(to.frames.is_some(), "the target keeps what came");
                 assert!(from.running.load(std::sync::atomic::Ordering::Relaxed));
-                if let Some(stopped) = stopped {
-                    assert_eq!(stopped, from.digests());
-                }
+                // That it went on as it was stopped was checked then. It may have written since.
                 assert!(self.slowed.iter().all(|&slowed| slowed == 0), "it is slowed down still");
                 None
             }
