@@ -2,11 +2,11 @@
 //! The handling of a guest's exits: the hypervisor's part, as in `crates/hypervisor` (`vcpu`, `inject`).
 
 use twofold_memory::async_fault::AbsentPage;
-use twofold_memory::{Answer, Error, GuestFault};
+use twofold_memory::{Answer, Done, Error, GuestFault};
 use twofold_stage2::Platform;
-use twofold_stage2::fault::{Fault, ipa_from_hpfar, ipa_from_par};
+use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar, ipa_from_par};
 
-use super::{Cpu, InGuest, Left, RunError, Vcpu, Vm};
+use super::{Cpu, InGuest, Left, RunError, Vcpu, Vm, WriteFaults};
 use crate::interrupts::Woken;
 use crate::program::{Abort, Ended, Exit, Program};
 
@@ -22,7 +22,7 @@ impl<H: Platform> Vm<H> {
         loop {
             match guest.run(&mut vcpu.program) {
                 Ok(Ended) => return Ok(Left::Ended),
-                Err(Exit::Abort(abort)) => self.abort(guest, &abort)?,
+                Err(Exit::Abort(abort)) => self.abort(guest, &abort, &vcpu.write_faults)?,
                 Err(Exit::Stage1(abort)) => return Ok(Left::Fault(abort)),
                 Err(Exit::Hypercall(arguments)) => guest.answer(call(arguments)),
                 Err(Exit::WaitForInterrupt) => match cpu.wait(vcpu.interrupts()) {
@@ -34,7 +34,7 @@ impl<H: Platform> Vm<H> {
         }
     }
 
-    fn abort(&self, guest: &mut impl InGuest, abort: &Abort) -> Result<(), RunError> {
+    fn abort(&self, guest: &mut impl InGuest, abort: &Abort, counted: &WriteFaults) -> Result<(), RunError> {
         let Some(fault) = stage2_fault(guest, abort) else {
             self.odd_abort(guest, abort);
             return Ok(());
@@ -42,6 +42,7 @@ impl<H: Platform> Vm<H> {
         let Some(fault) = fault else { return Ok(()) };
         let answer = self.memory.fault(&fault);
         match answer.map_err(|error| RunError::Memory { fault, error })? {
+            Answer::Retry(Done::Mapped { .. } | Done::Widened) if fault.access == AccessKind::Write => counted.add(),
             Answer::Retry(_) => {}
             Answer::Skip => guest.skip(),
             Answer::ExternalAbort => guest.raise(external(abort)),

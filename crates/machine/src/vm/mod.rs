@@ -18,6 +18,7 @@ mod fast;
 #[cfg(feature = "strict")]
 mod strict;
 mod vcpu;
+mod write_faults;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -32,6 +33,7 @@ pub use fast::FastCpu;
 #[cfg(feature = "strict")]
 pub use strict::RunAllError;
 pub use vcpu::Vcpu;
+pub use write_faults::WriteFaults;
 
 /// A virtual machine: the state that its vCPUs share.
 pub struct Vm<H: Platform> {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::NO_VCPU;
+use super::{NO_VCPU, WriteFaults};
 use crate::interrupts::Interrupts;
 use crate::program::{Stage1Registers, State};
 
@@ -18,6 +18,7 @@ pub struct Vcpu<P> {
     pub(super) state: State,
     pub(super) number: u32,
     interrupts: Arc<Interrupts>,
+    pub(super) write_faults: Arc<WriteFaults>,
 }
 
 impl<P> Vcpu<P> {
@@ -25,7 +26,8 @@ impl<P> Vcpu<P> {
     /// ([`Interrupts::without_time`]).
     pub fn new(program: P, interrupts: Arc<Interrupts>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(NO_VCPU + 1);
-        Self { program, state: State::default(), number: NEXT.fetch_add(1, Ordering::Relaxed), interrupts }
+        let (state, write_faults) = Default::default();
+        Self { program, state, number: NEXT.fetch_add(1, Ordering::Relaxed), interrupts, write_faults }
     }
 
     /// The vCPU with its stage 1 set up by these registers when it starts.
@@ -58,6 +60,11 @@ impl<P> Vcpu<P> {
     /// The vCPU's interrupts, for threads that raise one or kick the vCPU.
     pub fn interrupts(&self) -> &Arc<Interrupts> {
         &self.interrupts
+    }
+
+    /// The vCPU's write faults, for threads that count them.
+    pub fn write_faults(&self) -> &Arc<WriteFaults> {
+        &self.write_faults
     }
 }
 

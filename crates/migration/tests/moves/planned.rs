@@ -78,6 +78,29 @@ fn the_vcpus_that_write_most_are_slowed_down_by_the_least_that_suffices() {
     }
 }
 
+/// Both vCPUs use the same pages, and one of them reads. The machine counts which vCPU's writes fault.
+#[test]
+fn of_two_vcpus_the_one_that_writes_is_slowed_down() {
+    for tracker in [Tracker::WriteProtect, Tracker::Manual] {
+        for writer in 0..2 {
+            let [mut here, mut there] = places();
+            let guest = here.boot(2, (390, 0));
+            guest.vcpus.lock().unwrap()[1 - writer].program_mut().reads = true;
+            let rates = vec![200_000; 2];
+            let all = Move { wanted: wanted(2), tells_apart: true, rates, ..Move::new(tracker) };
+            let arbiter = Arbiter::new(first());
+            let moved = all.go(&guest, &mut there, &arbiter);
+            let throttled: Vec<_> =
+                moved.throttles.iter().filter(|slowed| slowed.iter().any(|&slowed| slowed > 0)).collect();
+            assert!(!throttled.is_empty(), "{tracker:?}: {:?}", moved.plans);
+            for slowed in throttled {
+                assert!(slowed[writer] > 0 && slowed[1 - writer] == 0, "{tracker:?}: {slowed:?}");
+            }
+            assert!(moved.check(&guest, &mut there, &arbiter).is_some());
+        }
+    }
+}
+
 #[test]
 fn a_guest_that_was_slowed_down_and_stays_is_at_full_speed_again() {
     let [mut here, mut there] = places();

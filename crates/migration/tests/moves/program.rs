@@ -21,12 +21,14 @@ pub struct Work {
     pub done: u64,
     /// Whether the next word was checked, and is to be written now.
     checked: bool,
+    /// Whether words are only checked.
+    pub reads: bool,
 }
 
 impl Work {
     pub fn new(vcpu: u64, (hot, hot_percent): (u64, u64)) -> Self {
         let wrote = vec![0; word_pages() as usize];
-        Self { vcpu, wrote, hot, hot_percent, random: 7 + vcpu, budget: 0, done: 0, checked: false }
+        Self { vcpu, wrote, hot, hot_percent, random: 7 + vcpu, budget: 0, done: 0, checked: false, reads: false }
     }
 
     /// The address of this vCPU's word in a page.
@@ -45,16 +47,24 @@ impl Work {
 
     pub fn to_bytes(&self) -> Vec<u8> {
         assert_eq!(self.budget, 0);
-        let numbers = [self.vcpu, self.hot, self.hot_percent, self.random, self.done, u64::from(self.checked)];
+        let numbers = [
+            self.vcpu,
+            self.hot,
+            self.hot_percent,
+            self.random,
+            self.done,
+            u64::from(self.checked),
+            u64::from(self.reads),
+        ];
         numbers.iter().chain(&self.wrote).flat_map(|number| number.to_le_bytes()).collect()
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (words, []) = bytes.as_chunks::<8>() else { return None };
         let words: Vec<_> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let (&[vcpu, hot, hot_percent, random, done, checked], wrote) = words.split_first_chunk()?;
+        let (&[vcpu, hot, hot_percent, random, done, checked, reads], wrote) = words.split_first_chunk()?;
         let wrote = (wrote.len() as u64 == word_pages()).then(|| wrote.to_vec())?;
-        Some(Self { vcpu, wrote, hot, hot_percent, random, budget: 0, done, checked: checked == 1 })
+        Some(Self { vcpu, wrote, hot, hot_percent, random, budget: 0, done, checked: checked == 1, reads: reads == 1 })
     }
 }
 
@@ -67,8 +77,11 @@ impl Program for Work {
                 assert_eq!(found, self.wrote[page as usize], "vCPU {}: page {page} is not as it was left", self.vcpu);
                 self.checked = true;
             }
-            cpu.store(self.word(page), value)?;
-            (self.wrote[page as usize], self.checked) = (value, false);
+            if !self.reads {
+                cpu.store(self.word(page), value)?;
+                self.wrote[page as usize] = value;
+            }
+            self.checked = false;
             self.random = crate::Random(self.random).next();
             (self.budget, self.done) = (self.budget - 1, self.done + 1);
         }

@@ -91,9 +91,9 @@ impl precopy::Host for Source<'_, '_> {
 
     fn written(&mut self, by_vcpu: &mut [u64]) -> bool {
         let vcpus = self.guest.vcpus.lock().unwrap();
-        let done: Vec<_> = vcpus.iter().map(|vcpu| vcpu.program().done).collect();
-        self.counted.resize(done.len(), 0);
-        for ((count, before), now) in by_vcpu.iter_mut().zip(&mut self.counted).zip(&done) {
+        let faults: Vec<_> = vcpus.iter().map(|vcpu| vcpu.write_faults().count()).collect();
+        self.counted.resize(faults.len(), 0);
+        for ((count, before), now) in by_vcpu.iter_mut().zip(&mut self.counted).zip(&faults) {
             *count += now - core::mem::replace(before, *now);
         }
         self.tells_apart

@@ -47,7 +47,7 @@ pub fn text(plan: &Plan) -> anyhow::Result<String> {
             (settings.settle, &Threads),
             (bandwidth / PAGE, &settings.wanted()),
             settings.vcpus,
-            &mut Source::new(guest, &record),
+            &mut Source::new(guest, &record, tracker),
         );
         let dry = dry.with_context(|| format!("the dirty log of {}", tracker.name()))?;
         let rate = dry.written as f64 / dry.time.as_secs_f64();

@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use twofold_machine::fast::{FastMachine, FastPlatform};
 use twofold_machine::interrupts::Interrupts;
 use twofold_machine::key_value::{Served, Server};
-use twofold_machine::vm::{FastCpu, Left, RunError, Vcpu, Vm};
+use twofold_machine::vm::{FastCpu, Left, RunError, Vcpu, Vm, WriteFaults};
 use twofold_memory::{Error, GuestMemory, SlotId};
 use twofold_migration::stream;
 
@@ -41,8 +41,9 @@ struct Inner {
     served: Vec<Arc<Served>>,
     /// Requests a second to each vCPU; 0: as many as it can serve.
     rate: u64,
-    /// How much vCPUs are slowed down, in per mille.
-    slowed: AtomicU16,
+    /// How much each vCPU is slowed down, in per mille.
+    slowed: Vec<AtomicU16>,
+    write_faults: Vec<Arc<WriteFaults>>,
     gate: Mutex<Gate>,
     bell: Condvar,
 }
@@ -99,8 +100,9 @@ impl Guest {
             interrupts: vcpus.iter().map(|vcpu| Arc::clone(vcpu.interrupts())).collect(),
             served: vcpus.iter().map(|vcpu| Arc::clone(vcpu.program().served())).collect(),
             rate: settings.rate.div_ceil(vcpus.len().max(1) as u64),
+            slowed: vcpus.iter().map(|_| AtomicU16::new(0)).collect(),
+            write_faults: vcpus.iter().map(|vcpu| Arc::clone(vcpu.write_faults())).collect(),
             vcpus: vcpus.into_iter().map(Mutex::new).collect(),
-            slowed: AtomicU16::new(0),
             gate: Mutex::default(),
             bell: Condvar::new(),
         });
@@ -165,10 +167,18 @@ impl Guest {
         }
     }
 
-    /// Slows all vCPUs down, in per mille.
-    pub fn slow(&self, slowed: u16) {
-        // Relaxed: the number orders nothing.
-        self.inner.slowed.store(slowed, Ordering::Relaxed);
+    /// Slows vCPUs down, in per mille: each by a number of its own, or all by one.
+    pub fn slow(&self, slowed: &[u16]) {
+        for (vcpu, number) in self.inner.slowed.iter().enumerate() {
+            let slowed = slowed.get(vcpu).or(slowed.first()).copied().unwrap_or(0);
+            // Relaxed: the number orders nothing.
+            number.store(slowed, Ordering::Relaxed);
+        }
+    }
+
+    /// The write faults of each vCPU since the guest is here.
+    pub fn write_faults(&self) -> impl Iterator<Item = u64> {
+        self.inner.write_faults.iter().map(|faults| faults.count())
     }
 
     /// The requests that all vCPUs have served, wherever they were.
@@ -303,7 +313,7 @@ impl Inner {
             bail!("{broken}");
         }
         let done = requests - vcpu.program().budget();
-        pace.served(done, begin.elapsed(), self.slowed.load(Ordering::Relaxed));
+        pace.served(done, begin.elapsed(), self.slowed[cpu.number].load(Ordering::Relaxed));
         Ok(())
     }
 

@@ -105,12 +105,12 @@ impl Node {
         let mut sent = {
             let links =
                 link::connect(&self.socket(order), self.settings.streams.into()).context("no target listens")?;
-            let mut source = Source::new(guest, &self.record);
             let mut answers = Answers::new(links.answers);
             let tracker = match order.how()? {
                 How::Precopy(tracker) => tracker,
                 How::Postcopy => Tracker::Manual,
             };
+            let mut source = Source::new(guest, &self.record, tracker);
             let ram = GuestRam::new(guest.memory(), LogOptions::new(tracker), guest.slots())?;
             let ram = Withholding::new(ram, order.withheld);
             let precopy = Precopy {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use twofold_memory::dirty::Tracker;
 use twofold_migration::Section;
 use twofold_migration::commit::{Embedder, Ownership, Request};
 use twofold_migration::plan::Throttle;
@@ -27,12 +28,16 @@ pub struct Source<'g> {
     pub stop: Option<Moment>,
     /// The most that vCPUs were slowed down, in per mille.
     pub slowed: u16,
+    /// The write faults of each vCPU when they were counted last, if the tracker has the first write to each page fault.
+    /// Where hardware records writes, no fault says which vCPU has written.
+    faults: Option<Vec<u64>>,
 }
 
 impl<'g> Source<'g> {
-    /// The source of this guest.
-    pub fn new(guest: &'g Guest, record: &'g OwnerRecord) -> Self {
-        Self { guest, record, stop: None, slowed: 0 }
+    /// The source of this guest, whose writes are tracked so.
+    pub fn new(guest: &'g Guest, record: &'g OwnerRecord, tracker: Tracker) -> Self {
+        let faults = (!tracker.needs_dirty_state()).then(|| guest.write_faults().collect());
+        Self { guest, record, stop: None, slowed: 0, faults }
     }
 }
 
@@ -61,10 +66,16 @@ impl precopy::Host for Source<'_> {
     }
 
     fn throttle(&mut self, throttle: &Throttle) {
-        // The guest does not count the faults of each vCPU, so all vCPUs are slowed down alike.
-        let slowed = throttle.slowed.first().copied().unwrap_or(0);
-        self.slowed = self.slowed.max(slowed);
-        self.guest.slow(slowed);
+        self.slowed = throttle.slowed.iter().copied().fold(self.slowed, u16::max);
+        self.guest.slow(&throttle.slowed);
+    }
+
+    fn written(&mut self, by_vcpu: &mut [u64]) -> bool {
+        let Some(before) = &mut self.faults else { return false };
+        for ((count, before), now) in by_vcpu.iter_mut().zip(before).zip(self.guest.write_faults()) {
+            *count += now - core::mem::replace(before, now);
+        }
+        true
     }
 
     fn state(&mut self) -> Result<Vec<Section>, String> {
