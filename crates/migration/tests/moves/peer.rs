@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::thread;
 
 use twofold_abi::async_fault::{ENABLE, WAKE_ALL, area};
 use twofold_machine::fast::FastPlatform;
@@ -18,20 +17,19 @@ use twofold_memory::swap::{
     Completions, Located, PageStore, Place as At, ReadRequest, Waiter, WriteOutError, WriteRequest,
 };
 use twofold_memory::{Error, GuestFault, GuestMemory};
-use twofold_migration::commit::Owner;
 use twofold_migration::plan::Wanted;
-use twofold_migration::postcopy::{Came, FetchError, Peer, Served, TargetState, place_of, resume_source};
+use twofold_migration::postcopy::{Came, FetchError, Peer, Served, TargetState, place_of};
 use twofold_migration::precopy::Postcopy;
 use twofold_migration::ram::{Ahead, RamError, SourceRam};
 use twofold_migration::stream::{Compression, Message, Writer};
-use twofold_migration::{Answers, Asked, PageSet};
+use twofold_migration::{Asked, PageSet};
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::{AccessKind, FaultKind};
 
 use crate::guest::{Guest, PAGE, Place, Swap, address_of, capabilities, hello, places, slots};
-use crate::link::{Sink, Virtual, pipe};
-use crate::moved::{Move, first};
-use crate::postcopied::{Cut, Link, Switched, places_of, switch};
+use crate::link::Virtual;
+use crate::moved::Move;
+use crate::postcopied::{Cut, Switched, places_of, relink, switch, taken};
 use crate::store::{Reports, Store};
 use crate::{Random, setting};
 
@@ -236,28 +234,10 @@ impl<'g, 'v> Running<'g, 'v> {
 
     /// Goes on over a new link, which is cut after some bytes.
     fn reconnect(&mut self, clock: &'v Virtual<'g>, cuts: [Option<u64>; 2]) -> Result<(), Cut> {
-        let vcpus = clock.rates.len() as u32;
-        let owned = first().taken_by(Owner { host: 1, incarnation: 0 });
-        let ((out, from_source), (answer, answers)) = (pipe(cuts[0]), pipe(cuts[1]));
-        let (sends, peer) = (&mut self.switched.sends, &self.peer);
-        let (source, target) = thread::scope(|scope| {
-            let source = scope.spawn(move || {
-                let (mut asked, sink) = (Answers::new(answers), Sink { sender: out, clock, cut: None });
-                let outgoing = resume_source(sink, (&hello(vcpus), Compression::Off), owned, &mut asked, sends);
-                outgoing.map(|outgoing| (outgoing, asked))
-            });
-            let mut answers = Writer::with_absent(answer, Compression::Off);
-            let target = peer.resume(from_source, capabilities(), &hello(vcpus), owned, &mut answers);
-            let target = target.map(|incoming| (incoming, answers));
-            (source.join().unwrap(), target)
-        });
-        let ((outgoing, asked), (incoming, answers)) = match (source, target) {
-            (Ok(source), Ok(target)) => (source, target),
-            // The target may have come to the end of its part.
-            (Err(error), _) => return Err(Cut::Source(error)),
-            (_, Err(error)) => return Err(Cut::Target(error)),
-        };
-        self.switched.link = Link { outgoing, asked, incoming, answers };
+        let (hello, peer) = (hello(clock.rates.len() as u32), &self.peer);
+        self.switched.link = relink(&mut self.switched.sends, clock, cuts, |stream, answers| {
+            peer.resume(stream, capabilities(), &hello, taken(), answers)
+        })?;
         let memory = self.switched.guest.vm.memory();
         for vcpu in &mut self.vcpus {
             let mut host = vcpu.host(memory);

@@ -10,7 +10,7 @@ use std::thread;
 
 use embedded_io::ErrorKind;
 use twofold_memory::dirty::Tracker;
-use twofold_migration::commit::{Event, Owner, Side, State};
+use twofold_migration::commit::{Event, Owner, Ownership, Side, State};
 use twofold_migration::plan::Wanted;
 use twofold_migration::postcopy::{
     FetchError, Incoming, Need, Outgoing, ServeError, Served, Source as Sends, Target as Fetches, TargetState,
@@ -120,6 +120,35 @@ fn place_of(page: u64) -> (usize, u64) {
     if page < 300 { (1, page) } else { (2, page - 300) }
 }
 
+/// Who owns the guest at the target.
+pub fn taken() -> Ownership {
+    first().taken_by(Owner { host: 1, incarnation: 0 })
+}
+
+/// A new link, on which the source goes on, and the target by `resume`. Each direction is cut after some bytes.
+pub fn relink<'g, 'v>(
+    sends: &mut Sends,
+    clock: &'v Virtual<'g>,
+    cuts: [Option<u64>; 2],
+    resume: impl FnOnce(Receiver, &mut Writer<Sender>) -> Result<Incoming<Receiver>, FetchError>,
+) -> Result<Link<'g, 'v>, Cut> {
+    let vcpus = clock.rates.len() as u32;
+    let ((out, from_source), (answer, answers)) = (pipe(cuts[0]), pipe(cuts[1]));
+    let (source, target) = thread::scope(|scope| {
+        let source = scope.spawn(move || {
+            let (mut asked, sink) = (Answers::new(answers), Sink { sender: out, clock, cut: None });
+            let outgoing = resume_source(sink, (&hello(vcpus), Compression::Off), taken(), &mut asked, sends);
+            outgoing.map(|outgoing| (outgoing, asked))
+        });
+        let mut answers = Writer::with_absent(answer, Compression::Off);
+        let target = resume(from_source, &mut answers).map(|incoming| (incoming, answers));
+        (source.join().unwrap(), target)
+    });
+    // If the source has not come to the end of its part, the target may have.
+    let ((outgoing, asked), (incoming, answers)) = (source.map_err(Cut::Source)?, target.map_err(Cut::Target)?);
+    Ok(Link { outgoing, asked, incoming, answers })
+}
+
 /// How a link ended.
 #[derive(Debug)]
 pub enum Cut {
@@ -166,23 +195,10 @@ impl<'g, 'v> Switched<'g, 'v> {
 
     /// Goes on over a new link, which is cut after some bytes.
     fn reconnect(&mut self, clock: &'v Virtual<'g>, cuts: [Option<u64>; 2]) -> Result<(), Cut> {
-        let vcpus = clock.rates.len() as u32;
-        let owned = first().taken_by(Owner { host: 1, incarnation: 0 });
-        let ((out, from_source), (answer, answers)) = (pipe(cuts[0]), pipe(cuts[1]));
-        let (sends, fetches) = (&mut self.sends, &mut self.fetches);
-        let (source, target) = thread::scope(|scope| {
-            let source = scope.spawn(move || {
-                let (mut asked, sink) = (Answers::new(answers), Sink { sender: out, clock, cut: None });
-                let outgoing = resume_source(sink, (&hello(vcpus), Compression::Off), owned, &mut asked, sends);
-                outgoing.map(|outgoing| (outgoing, asked))
-            });
-            let mut answers = Writer::with_absent(answer, Compression::Off);
-            let target = resume_target(from_source, capabilities(), &hello(vcpus), owned, &mut answers, fetches);
-            let target = target.map(|incoming| (incoming, answers));
-            (source.join().unwrap(), target)
-        });
-        let ((outgoing, asked), (incoming, answers)) = (source.map_err(Cut::Source)?, target.map_err(Cut::Target)?);
-        self.link = Link { outgoing, asked, incoming, answers };
+        let (owned, hello, fetches) = (taken(), hello(clock.rates.len() as u32), &mut self.fetches);
+        self.link = relink(&mut self.sends, clock, cuts, |stream, answers| {
+            resume_target(stream, capabilities(), &hello, owned, answers, fetches)
+        })?;
         // The pages that vCPUs wait for are asked for again.
         for _ in 0..self.fetches.waits().count() {
             let Asked::Pages { waits, slot, page, count } = self.link.asked.asked().map_err(Cut::Asked)? else {

@@ -112,4 +112,4 @@ impl receive::Host for Target<'_> {
 }
 
 /// How long a page waits for a frame: so many looks at the clock.
-const PATIENCE: std::time::Duration = std::time::Duration::from_millis(100);
+const PATIENCE: std::time::Duration = std::time::Duration::from_millis(20);
