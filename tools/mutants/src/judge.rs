@@ -32,6 +32,8 @@ pub struct TestProgram {
     pub directory: PathBuf,
     /// Only tests with this text in their names judge.
     pub filter: &'static str,
+    /// Tests with one of these in their names do not judge.
+    pub except: &'static [&'static str],
     /// The number of preemptions that the model checker tries, if the program has such tests.
     pub preemptions: u32,
     /// Whether it can judge only concurrent accesses, and no instructions.
@@ -49,6 +51,22 @@ struct Test {
     reached: BTreeSet<String>,
 }
 
+impl Test {
+    /// Whether it has too many evaluations to judge each mutant.
+    fn is_long(&self) -> bool {
+        self.evaluations > SHORT
+    }
+}
+
+/// How long the tests may be that judge a mutant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Only short ones: for a mutant that is known to pass all tests.
+    Short,
+    /// The long ones after the short ones.
+    Long,
+}
+
 /// Tests that pass without a mutant.
 #[derive(Debug)]
 pub struct Tests {
@@ -61,12 +79,12 @@ impl Tests {
     /// executes.
     pub fn measure(programs: Vec<TestProgram>, place: &Path, jobs: usize, stop: &Stop) -> anyhow::Result<Self> {
         let mut wanted = Vec::new();
-        for (index, TestProgram { name, program, directory, filter, .. }) in programs.iter().enumerate() {
+        for (index, TestProgram { name, program, directory, filter, except, .. }) in programs.iter().enumerate() {
             let output = Command::new(program).current_dir(directory).args(["--list", "--format", "terse"]).output();
             let output = output.with_context(|| format!("{name} does not start"))?;
             let text = String::from_utf8_lossy(&output.stdout);
-            let tests =
-                text.lines().filter_map(|line| line.strip_suffix(": test")).filter(|test| test.contains(filter));
+            let is_judge = |test: &&str| test.contains(filter) && !except.iter().any(|name| test.contains(name));
+            let tests = text.lines().filter_map(|line| line.strip_suffix(": test")).filter(is_judge);
             wanted.extend(tests.map(|test| (index, test.to_owned())));
         }
         let place = place.join("reached");
@@ -107,9 +125,15 @@ impl Tests {
     }
 
     /// Judges the mutant that `name` selects, by the programs that `is_for` accepts.
-    pub fn judge(&self, name: &str, is_for: impl Fn(&TestProgram) -> bool, stop: &Stop) -> anyhow::Result<Outcome> {
+    pub fn judge(
+        &self,
+        name: &str,
+        is_for: impl Fn(&TestProgram) -> bool,
+        patience: Patience,
+        stop: &Stop,
+    ) -> anyhow::Result<Outcome> {
         let (mut passed, mut hung) = (Vec::new(), None);
-        for tests in self.batches(name, is_for) {
+        for tests in self.batches(name, is_for, patience) {
             let program = tests[0].program;
             let judge = &self.programs[program].name;
             let took: Duration = tests.iter().map(|test| test.took).sum();
@@ -143,9 +167,11 @@ impl Tests {
 
     /// Returns the tests that execute a mutant, fast ones first. Tests of one program with about the same cost form a
     /// batch.
-    fn batches(&self, mutant: &str, is_for: impl Fn(&TestProgram) -> bool) -> Vec<Vec<&Test>> {
+    fn batches(&self, mutant: &str, is_for: impl Fn(&TestProgram) -> bool, patience: Patience) -> Vec<Vec<&Test>> {
         let mut batches = Vec::new();
-        let is_asked = |test: &&Test| test.reached.contains(mutant) && is_for(&self.programs[test.program]);
+        let is_short = |test: &Test| patience == Patience::Long || !test.is_long();
+        let is_asked =
+            |test: &&Test| test.reached.contains(mutant) && is_short(test) && is_for(&self.programs[test.program]);
         let mut tests: Vec<_> = self.tests.iter().filter(is_asked).collect();
         for limit in [Duration::from_millis(30), Duration::from_millis(300), Duration::from_secs(3), Duration::MAX] {
             let (cheap, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| test.took <= limit);
@@ -181,9 +207,11 @@ const WORD: &str = "mutant reached";
 const WITHOUT_MUTANT: Duration = Duration::from_secs(300);
 /// The marker that the limit on evaluations prints.
 const TOO_MANY: &str = "mutant does not end";
-/// A test with more evaluations than this judges no mutant, because a surviving mutant would run all the long random
-/// tests. The number of evaluations, and so the verdict, is the same on each machine.
-const MOST_EVALUATIONS: u64 = 120_000_000;
+/// A test with more evaluations than this is long. The number of evaluations, and so the verdict, is the same on each
+/// machine.
+const SHORT: u64 = 120_000_000;
+/// A test with more evaluations than this judges no mutant.
+const MOST_EVALUATIONS: u64 = 4_000_000_000;
 /// The number of evaluations that is always allowed.
 const EVALUATIONS: u64 = 10_000_000;
 const AT_A_TIME: usize = 24;
@@ -211,15 +239,39 @@ case $TWOFOLD_MUTANT in 7) echo FAILED;; 8) echo mutant does not end: $TWOFOLD_E
         fs::write(&program, SCRIPT).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let (name, directory) = ("x y".to_owned(), place.path().to_owned());
-        let program = TestProgram { name, program, directory, filter: "o", preemptions: 1, meetings_only: false };
+        let program =
+            TestProgram { name, program, directory, filter: "o", except: &[], preemptions: 1, meetings_only: false };
         let tests = Tests::measure(vec![program], place.path(), 2, &Stop::default()).unwrap();
         assert_eq!((tests.count(), tests.tests[0].evaluations), (2, 16));
-        let judge = |mutant| tests.judge(mutant, |_| true, &Stop::default()).unwrap();
+        let judge = |mutant| tests.judge(mutant, |_| true, Patience::Long, &Stop::default()).unwrap();
         let caught = |test: &str| Outcome::Caught { by: "x y".to_owned(), test: Some(test.to_owned()) };
         assert_eq!(judge("7"), caught("one"));
         assert_eq!(judge("8"), caught("one, which does not end"));
         assert_eq!(judge("9"), Outcome::Survived { judges: vec!["x y".to_owned()] });
         assert_eq!(judge("10"), Outcome::NotReached);
-        assert_eq!(tests.judge("7", |_| false, &Stop::default()).unwrap(), Outcome::NotReached);
+        let by_none = tests.judge("7", |_| false, Patience::Long, &Stop::default()).unwrap();
+        assert_eq!(by_none, Outcome::NotReached);
+    }
+
+    #[test]
+    fn a_long_test_judges_only_with_patience() {
+        let test = |name: &str, evaluations| {
+            let reached = BTreeSet::from(["7".to_owned()]);
+            Test { program: 0, name: name.to_owned(), took: Duration::ZERO, evaluations, reached }
+        };
+        let programs = vec![TestProgram {
+            name: "x y".to_owned(),
+            program: PathBuf::new(),
+            directory: PathBuf::new(),
+            filter: "",
+            except: &[],
+            preemptions: 1,
+            meetings_only: false,
+        }];
+        let tests = Tests { programs, tests: vec![test("short", SHORT), test("long", SHORT + 1)] };
+        let names = |patience| -> Vec<_> {
+            tests.batches("7", |_| true, patience).into_iter().flatten().map(|test| test.name.as_str()).collect()
+        };
+        assert_eq!((names(Patience::Short), names(Patience::Long)), (vec!["short"], vec!["short", "long"]));
     }
 }

@@ -13,7 +13,7 @@ use super::defects::{self, DEFECTS};
 use super::judges;
 use super::report::{self, Report};
 use super::sites::{self, Mutant};
-use crate::judge::{TestProgram, Tests};
+use crate::judge::{Patience, TestProgram, Tests};
 use crate::judged::Judged;
 use crate::mutation::Mutation;
 use crate::options::Options;
@@ -44,7 +44,7 @@ pub fn judge(workspace: &Workspace, options: &Options, jobs: usize, steps: &Step
     let outcomes = steps.step("mutants", || {
         let outcomes = in_parallel(&chosen, jobs, |_, mutant, bar| {
             let is_for = |program: &TestProgram| judges::is_for(program, mutant);
-            let outcome = tests.judge(&mutant.to_string(), is_for, workspace.stop())?;
+            let outcome = tests.judge(&mutant.to_string(), is_for, Patience::Long, workspace.stop())?;
             if let Some(line) = report::survivor(mutant, &outcome) {
                 bar.suspend(|| output::line(&line))?;
             }

@@ -23,19 +23,22 @@ use crate::judge::TestProgram;
 use crate::syntax::files;
 
 /// The crates that are built: the mutated ones, those that the hypervisor's files need, and the machine, on which tests run.
-const MEMBERS: [&str; 7] = [
+const MEMBERS: [&str; 8] = [
     "crates/abi",
     "crates/stage2",
     "crates/memory",
+    "crates/migration",
     "crates/workload",
     "crates/machine",
     "crates/vmm",
     HOSTED_HYPERVISOR,
 ];
 /// The mutated crates: the directory and the package's name.
-const MUTATED_MEMBERS: [(&str, &str); 4] = [
+const MUTATED_MEMBERS: [(&str, &str); 6] = [
     ("crates/stage2", "twofold-stage2"),
     ("crates/memory", "twofold-memory"),
+    ("crates/migration", "twofold-migration"),
+    ("crates/machine", "twofold-machine"),
     ("crates/vmm", "twofold-vmm"),
     (HOSTED_HYPERVISOR, "twofold-fuzz-hypervisor"),
 ];
@@ -98,8 +101,8 @@ impl Copy {
         let members = MUTATED_MEMBERS.iter().filter(|(member, _)| wanted.iter().any(|name| member.ends_with(name)));
         command.args(members.flat_map(|(_, package)| ["--package", package]));
         let mut judges = self.judges()?;
-        judges.retain(|(of, ..)| wanted.contains(of));
-        let targets: BTreeSet<_> = judges.iter().map(|(_, target)| target.as_str()).collect();
+        judges.retain(|judge| wanted.contains(judge.of));
+        let targets: BTreeSet<_> = judges.iter().map(|judge| judge.target.as_str()).collect();
         command.args(targets.iter().filter(|target| !target.starts_with("twofold_")).flat_map(|name| ["--test", name]));
         // Cargo refuses a feature of a package that is not built.
         let features =
@@ -113,8 +116,8 @@ impl Copy {
         let mut programs = Vec::new();
         for Executable { target: made, file, package: directory } in cargo::executables(&text) {
             let package = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if judges.iter().any(|(of, target)| *of == package && *target == made) {
-                programs.push(program(format!("{package} {made}"), file, directory, ""));
+            if let Some(judge) = judges.iter().find(|judge| judge.of == package && judge.target == made) {
+                programs.push(program(format!("{package} {made}"), file, directory, (judge.filter, judge.except)));
             }
         }
         ensure!(programs.len() == judges.len(), "{} test programs instead of {}", programs.len(), judges.len());
@@ -135,14 +138,14 @@ impl Copy {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let made = cargo::executables(&text).find(|made| made.target == "twofold_stage2");
         let Executable { file, package, .. } = made.context("Cargo names no program of stage2")?;
-        Ok(program("stage2 loom".to_owned(), file, package, "loom::"))
+        Ok(program("stage2 loom".to_owned(), file, package, ("loom::", &[])))
     }
 
-    /// Returns the test programs that judge: those of [`JUDGES`], and each test of the hosted hypervisor.
-    fn judges(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
-        let mut judges: Vec<_> = JUDGES.iter().map(|(of, target)| (*of, (*target).to_owned())).collect();
+    /// Returns the test programs that judge: those of [`of_crates`], and each test of the hosted hypervisor.
+    fn judges(&self) -> anyhow::Result<Vec<Judge>> {
+        let mut judges = of_crates();
         for test in files(&self.place.join(HOSTED_HYPERVISOR).join("tests"))? {
-            judges.push(("hypervisor", test.file_stem().unwrap_or_default().to_string_lossy().into_owned()));
+            judges.push(all("hypervisor", &test.file_stem().unwrap_or_default().to_string_lossy()));
         }
         Ok(judges)
     }
@@ -229,8 +232,14 @@ impl Copy {
     }
 }
 
-fn program(name: String, program: PathBuf, directory: PathBuf, filter: &'static str) -> TestProgram {
-    TestProgram { name, program, directory, filter, preemptions: 1, meetings_only: false }
+/// A test program, of whose tests those judge that `filter` and `except` select.
+fn program(
+    name: String,
+    program: PathBuf,
+    directory: PathBuf,
+    (filter, except): (&'static str, &'static [&'static str]),
+) -> TestProgram {
+    TestProgram { name, program, directory, filter, except, preemptions: 1, meetings_only: false }
 }
 
 /// Downloads the packages of the lock file. The workspace is then built offline, so that its copy of the lock file
@@ -241,28 +250,59 @@ fn fetch(root: &Path) -> anyhow::Result<()> {
     subprocess::quiet(&mut command)
 }
 
-/// The test programs: package and target.
-const JUDGES: [(&str, &str); 17] = [
-    ("stage2", "twofold_stage2"),
-    ("stage2", "walk"),
-    ("stage2", "sequences"),
-    ("stage2", "model"),
-    ("memory", "twofold_memory"),
-    ("memory", "faults"),
-    ("memory", "dirty"),
-    ("memory", "async_fault"),
-    ("memory", "heap"),
-    ("memory", "model"),
-    ("vmm", "twofold_vmm"),
-    ("vmm", "agreement"),
-    ("vmm", "calls"),
-    ("vmm", "power"),
-    ("vmm", "psci"),
-    ("vmm", "refusals"),
-    ("vmm", "restart"),
-];
+/// The tests of a test program that judge.
+struct Judge {
+    /// The package, as [`judge_of`] names it.
+    of: &'static str,
+    target: String,
+    /// Only tests with this text in their names judge.
+    filter: &'static str,
+    /// Tests with one of these in their names do not judge: their verdict depends on thread scheduling.
+    except: &'static [&'static str],
+}
+
+fn all(of: &'static str, target: &str) -> Judge {
+    Judge { of, target: target.to_owned(), filter: "", except: &[] }
+}
+
+/// Returns the test programs that judge the crates' own mutants.
+fn of_crates() -> Vec<Judge> {
+    vec![
+        all("stage2", "twofold_stage2"),
+        all("stage2", "walk"),
+        all("stage2", "sequences"),
+        all("stage2", "model"),
+        all("memory", "twofold_memory"),
+        all("memory", "faults"),
+        all("memory", "dirty"),
+        all("memory", "swap"),
+        all("memory", "async_fault"),
+        all("memory", "heap"),
+        all("memory", "model"),
+        all("migration", "twofold_migration"),
+        all("migration", "absent"),
+        all("migration", "commit"),
+        all("migration", "heap"),
+        all("migration", "limits"),
+        Judge { except: &["threads::"], ..all("migration", "moves") },
+        all("migration", "plan"),
+        all("migration", "recorded"),
+        all("migration", "sealed"),
+        all("migration", "stream"),
+        all("vmm", "twofold_vmm"),
+        all("vmm", "agreement"),
+        all("vmm", "calls"),
+        all("vmm", "power"),
+        all("vmm", "psci"),
+        all("vmm", "refusals"),
+        all("vmm", "restart"),
+        Judge { filter: "file_store::", ..all("machine", "twofold_machine") },
+        Judge { except: &["vcpus::"], ..all("machine", "file_store") },
+    ]
+}
+
 /// The features that the tests of the copy need.
-const FEATURES: &str = "twofold-stage2/checked,twofold-memory/baselines";
+const FEATURES: &str = "twofold-stage2/checked,twofold-memory/baselines,twofold-migration/sealed";
 const MOST_ATTEMPTS: u32 = 40;
 const SWITCH_MANIFEST: &str = "\
 [package]

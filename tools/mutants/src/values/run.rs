@@ -10,7 +10,7 @@ use twofold_workspace::{Workspace, output};
 use super::copy::Copy;
 use super::sources;
 use super::value::Value;
-use crate::judge::{TestProgram, Tests};
+use crate::judge::{Patience, TestProgram, Tests};
 use crate::judged::Judged;
 use crate::mutation::Mutation;
 use crate::options::Options;
@@ -64,7 +64,9 @@ pub fn judge(workspace: &Workspace, options: &Options, jobs: usize, steps: &Step
     })?;
     let mut outcomes = steps.step("mutants", || {
         let outcomes = in_parallel(&chosen, jobs, |_, (id, value), bar| {
-            let outcome = tests.judge(&id.to_string(), |test| is_own(test, value), workspace.stop())?;
+            // No test catches an excused mutant, so it would run them all.
+            let patience = if value.excuse().is_some() { Patience::Short } else { Patience::Long };
+            let outcome = tests.judge(&id.to_string(), |test| is_own(test, value), patience, workspace.stop())?;
             if is_survivor(value, &outcome) && !is_for_orders(value) {
                 bar.suspend(|| output::line(&format!("{value}: {}", outcome.described())))?;
             }
@@ -85,7 +87,8 @@ pub fn judge(workspace: &Workspace, options: &Options, jobs: usize, steps: &Step
         let judged = steps.step("mutants", || {
             let judged = in_parallel(&left, jobs, |_, index, bar| {
                 let (id, value) = &chosen[*index];
-                let outcome = outcomes[*index].clone().or(orders.judge(&id.to_string(), |_| true, workspace.stop())?);
+                let by_orders = orders.judge(&id.to_string(), |_| true, Patience::Long, workspace.stop())?;
+                let outcome = outcomes[*index].clone().or(by_orders);
                 if !outcome.is_caught() {
                     bar.suspend(|| output::line(&format!("{value}: {}", outcome.described())))?;
                 }
