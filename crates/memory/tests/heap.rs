@@ -18,8 +18,8 @@ use machine::{HUGE_PAGE, PAGE};
 use twofold_memory::async_fault::Arrival;
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::swap::{
-    Completions, Failure, Generations, Located, Notify, PageStore, Place, ReadRequest, Relief, SwapOptions, Waiter,
-    WriteRequest, WrittenOut,
+    Completions, Failure, Generations, Located, Notify, PageStore, PinnedFor, Place, ReadRequest, Relief, SwapOptions,
+    Waiter, WriteRequest, WrittenOut,
 };
 use twofold_memory::{Answer, Backing, Done, Error, GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
@@ -223,6 +223,67 @@ fn pages_leave_with_a_full_heap() {
     assert_eq!(memory.locate(page.ipa), Ok(Located::Present));
     let requests = std::mem::take(&mut store.0.lock().unwrap().0);
     requests.into_iter().for_each(|request| memory.complete_write(request, Ok(())));
+}
+
+/// The ages of some pages are known, and for others the heap has no memory: first the former leave, then as many of the
+/// latter as are still wanted.
+#[test]
+fn pages_of_unknown_age_leave_last() {
+    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
+    let second = Ipa::new(1 << 30);
+    guest.add_ram(Ipa::new(0), HUGE_PAGE);
+    guest.add_ram(second, HUGE_PAGE);
+    let store = Arc::new(Kept(Mutex::new((Vec::with_capacity(64), Vec::new()))));
+    assert!(store.keeps_what_is_read(), "as stores do by default");
+    let options = SwapOptions { vcpus: 1, others: 8, headroom: 0 };
+    guest.memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Unheard), &options).unwrap();
+    guest.memory.write(Ipa::new(0), &[1; 10 * PAGE as usize]).unwrap();
+    let (memory, mut ages) = (&guest.memory, Generations::new());
+    ages.round(memory);
+    guest.memory.write(second + 2 * PAGE, &[1; 20 * PAGE as usize]).unwrap();
+    guest.machine.expect_events(1 << 16);
+    MOST.set(4096);
+    let relief = ages.make_room(memory, 512 + 2 + 5);
+    MOST.set(usize::MAX);
+    // All of the first huge page, and seven pages of the second, of which two are zero.
+    assert_eq!(relief, Ok(Relief { freed: 502 + 2, started: 10 + 5 }));
+    let requests = std::mem::take(&mut store.0.lock().unwrap().0);
+    requests.into_iter().for_each(|request| memory.complete_write(request, Ok(())));
+}
+
+/// Whatever the heap refuses of what is kept of a slot's pages, they leave.
+#[test]
+fn pages_of_a_large_slot_leave_with_a_full_heap() {
+    for most in [0, 64, 128, 256, 512, 1024] {
+        let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
+        // 64 parts.
+        guest.add_ram(Ipa::new(0), 1 << 33);
+        guest.add_ram(Ipa::new(1 << 34), HUGE_PAGE);
+        let store = Arc::new(Kept(Mutex::new((Vec::with_capacity(64), Vec::new()))));
+        let options = SwapOptions { vcpus: 1, others: 8, headroom: 0 };
+        guest.memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Unheard), &options).unwrap();
+        guest.memory.write(Ipa::new(0), &[1; 10 * PAGE as usize]).unwrap();
+        guest.machine.expect_events(1 << 16);
+        let (memory, mut ages) = (&guest.memory, Generations::new());
+        MOST.set(most);
+        let relief = ages.make_room(memory, 10);
+        MOST.set(usize::MAX);
+        assert_eq!(relief, Ok(Relief { freed: 0, started: 10 }), "{most}");
+        let requests = std::mem::take(&mut store.0.lock().unwrap().0);
+        requests.into_iter().for_each(|request| memory.complete_write(request, Ok(())));
+    }
+}
+
+/// A page is not pinned if the heap has no room for the note.
+#[test]
+fn pinning_with_a_full_heap_is_an_error() {
+    let mut guest = RunningGuest::new(PLAIN, Pages::Small, 4);
+    guest.add_ram(Ipa::new(0), HUGE_PAGE);
+    guest.memory.write(Ipa::new(0), &[1]).unwrap();
+    MOST.set(0);
+    let pinned = guest.memory.pin(Ipa::new(0)..Ipa::new(PAGE), PinnedFor::Reading).map(drop);
+    MOST.set(usize::MAX);
+    assert_eq!(pinned, Err(Error::NoFrames { ipa: Ipa::new(0) }));
 }
 
 /// Dirty pages stay dirty, and are reported when there is room again.

@@ -215,9 +215,8 @@ impl Ages {
 
     /// The next page from `from` on, around and around, of this age.
     pub(super) fn find(&self, age: Age, from: At) -> Option<At> {
-        let slots = self.slots.len();
-        let from = if from.slot < slots { from } else { At::FIRST };
-        let later = (from.slot + 1..slots).chain(0..=from.slot).map(|slot| (slot, 0));
+        // A slot that went may have been the hand's: it has no pages then.
+        let later = (from.slot + 1..self.slots.len()).chain(0..=from.slot).map(|slot| (slot, 0));
         core::iter::once((from.slot, from.page)).chain(later).find_map(|(slot, page)| {
             let page = self.slots.get(slot)?.find(age, page)?;
             Some(At { slot, page })
@@ -300,13 +299,16 @@ mod tests {
             assert_eq!(next(class, 5), Age::new(class, 6));
             assert_eq!(next(class, OLDEST), Age::new(class, OLDEST));
         }
-        assert_eq!(next(Class::Undecided, 5), Age::new(Class::Protected, 6));
+        for rounds in [0, 5] {
+            assert_eq!(next(Class::Undecided, rounds), Age::new(Class::Protected, rounds + 1));
+        }
         assert_eq!(next(Class::Undecided, OLDEST), Age::new(Class::Probation, OLDEST));
     }
 
     #[test]
     fn pages_are_found_in_their_order_around_and_around() {
         let mut ages = Ages::new();
+        assert_eq!((ages.in_memory(), ages.is_partial), (0, false));
         let start = Ipa::new(HUGE_PAGE - FRAME);
         let second = Ipa::new(1 << 40);
         ages.set_slots([start..start + (PART as u64 + 600) * FRAME, second..second + FRAME].into_iter());
@@ -325,6 +327,9 @@ mod tests {
         assert_eq!((ages.ipa(pages[2]), ages.ipa(pages[3])), (start + (PART as u64 + 3) * FRAME, second));
         ages.set_slots(core::iter::once(second..second + FRAME));
         assert_eq!(ages.in_memory(), 1, "the other slot is forgotten");
+        let young = Age::new(Class::Probation, 0);
+        ages.set(ages.at(0, second), young);
+        assert_eq!((ages.in_memory(), ages.find(young, pages[3])), (1, Some(At::FIRST)), "its hand is behind the last");
     }
 
     #[test]

@@ -163,11 +163,7 @@ impl<P: Platform> GuestMemory<P> {
     /// [`end_copy`](Self::end_copy) for all pages in `range`, which are in the slot.
     #[cold]
     pub(crate) fn end_copies(&self, slot: &Memslot, range: IpaRange) {
-        let mut page = range.start.align_down(FRAME);
-        while page < range.end {
-            self.end_copy(slot, page);
-            page = page + FRAME;
-        }
+        self.each_page(range, |page| self.end_copy(slot, page));
     }
 
     /// Discards a place, with no lock held.

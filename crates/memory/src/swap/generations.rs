@@ -334,3 +334,39 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Protected pages, by the rounds since their last access.
+    fn protected(rounds: &[u8]) -> Ages {
+        let mut ages = Ages::new();
+        ages.set_slots(core::iter::once(Ipa::new(0)..Ipa::new(HUGE_PAGE)));
+        for (page, rounds) in rounds.iter().enumerate() {
+            ages.set(ages.at(0, Ipa::new(page as u64 * FRAME)), Age::new(Class::Protected, *rounds));
+        }
+        ages
+    }
+
+    #[test]
+    fn there_is_room_until_half_are_protected() {
+        let mut oldest = OldestProtected::new(&protected(&[0, 3, OLDEST]), 5);
+        assert_eq!([(); 3].map(|()| oldest.has_room()), [true, true, false]);
+        let mut none = OldestProtected::new(&protected(&[0, 3]), 1);
+        assert!(!none.has_room());
+    }
+
+    /// The oldest of those that are left, and only if it is older by more than one round.
+    #[test]
+    fn each_old_page_gives_way_once() {
+        let mut oldest = OldestProtected::new(&protected(&[OLDEST, 6, 6, 2, 0]), 0);
+        assert!(!oldest.gives_way_to(OLDEST - 1));
+        assert!(oldest.gives_way_to(OLDEST - 2));
+        let six = [5, 4, 0, 4].map(|rounds| oldest.gives_way_to(rounds));
+        assert_eq!(six, [false, true, true, false]);
+        assert_eq!([1, 0, 0].map(|rounds| oldest.gives_way_to(rounds)), [false, true, false]);
+        let mut none = OldestProtected::new(&Ages::new(), 0);
+        assert!(!none.gives_way_to(0));
+    }
+}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A page leaves: steps L1 to L7 of the protocol in [`super`].
 
-use twofold_stage2::{Broken, Ipa, Lent, Level, Lock, Platform, Run};
+use twofold_stage2::{Broken, Ipa, Lent, Lock, Platform, Run};
 
 use super::arrive::kept_at;
 use super::single::{Kept, Page, Present};
@@ -98,8 +98,8 @@ impl<P: Platform> GuestMemory<P> {
         let page = page.align_down(FRAME);
         let slot = self.slots.find(page).ok_or(WriteOutError::NoRam { page })?;
         let Content::Ram(ram) = &slot.content else { return Err(WriteOutError::NoRam { page }) };
-        let has_spare = swap.refill(self.stage2.platform());
-        let written = match self.begin_leaving(swap, (page, slot, ram), has_spare) {
+        swap.refill(self.stage2.platform());
+        let written = match self.begin_leaving(swap, (page, slot, ram)) {
             Ok((leaving, lent)) => self.leave(swap, &leaving, lent),
             Err(refused) => refused,
         };
@@ -113,7 +113,6 @@ impl<P: Platform> GuestMemory<P> {
         &self,
         swap: &Swap,
         (page, slot, ram): (Ipa, &'a Memslot, &'a Lock<Ram>),
-        has_spare: bool,
     ) -> Result<(Leaving<'a>, Lent), Result<WrittenOut, WriteOutError>> {
         let platform = self.stage2.platform();
         let mut locked = ram.lock(platform);
@@ -122,16 +121,13 @@ impl<P: Platform> GuestMemory<P> {
         }
         if let Kind::Whole = locked.page(page) {
             let none = || Err(WriteOutError::NoMemory { page });
-            let singles = if has_spare { swap.spare(platform) } else { None };
-            if let Err(unused) = locked.keep_singles(page, singles.ok_or_else(none)?) {
+            let singles = swap.spare(platform).ok_or_else(none)?;
+            if let Err(unused) = locked.keep_singles(page, singles) {
                 swap.give_back(platform, unused);
                 return Err(none());
             }
         }
         let Kind::Single(state, _) = locked.page(page) else { return Err(Ok(WrittenOut::NotPresent)) };
-        if !state.has_frame() {
-            return Err(Ok(WrittenOut::NotPresent));
-        }
         let (lent, kept, is_unready) = match core::mem::replace(state, Page::Leaving { written: false }) {
             Page::Present(Present { lent, kept }) => (lent, kept, false),
             Page::Unready(lent) => (lent, None, true),
@@ -207,12 +203,11 @@ impl<P: Platform> GuestMemory<P> {
                     return Ok((run, leaf.is_some_and(|leaf| leaf.descriptor.is_hardware_tracked())));
                 }
                 Err((error @ twofold_stage2::Error::NoTablePage { .. }, back)) => {
-                    // A block is to be split, and no table page is left. It goes as a whole: that needs none.
-                    let Some(block) = self.stage2.look_up(page).filter(|leaf| leaf.level < Level::L3) else {
-                        return Err((error, back));
-                    };
-                    let span = self.stage2.geometry().granule().span(block.level);
-                    match self.stage2.unmap(block.ipa..block.ipa + span, tables, |leaf: Broken| mark(&leaf)) {
+                    // A block is to be split, and no table page is left. It goes as a whole: that needs none. If another
+                    // CPU has split it meanwhile, what is there goes.
+                    let Some(leaf) = self.stage2.look_up(page) else { return Err((error, back)) };
+                    let span = self.stage2.geometry().granule().span(leaf.level);
+                    match self.stage2.unmap(leaf.ipa..leaf.ipa + span, tables, |leaf: Broken| mark(&leaf)) {
                         Ok(pending) => drop(pending.complete().free(tables)),
                         Err(_) => return Err((error, back)),
                     }

@@ -66,9 +66,9 @@ impl Peeks {
         self.list.iter().find(|entry| entry.id == id).map_or(State::Idle, |entry| entry.state)
     }
 
-    /// The bytes of a peek that is filled.
+    /// The bytes of a peek; those of its page if it is [filled](State::Filled).
     pub(super) fn bytes(&self, id: u64) -> Option<&[u8; FRAME as usize]> {
-        self.list.iter().find(|entry| entry.id == id && entry.state == State::Filled)?.bytes.as_deref()
+        self.list.iter().find(|entry| entry.id == id)?.bytes.as_deref()
     }
 
     /// A peek begins anew.

@@ -109,7 +109,7 @@ impl<P: Platform> GuestMemory<P> {
         });
     }
 
-    fn each_page(&self, range: IpaRange, each: impl FnMut(Ipa)) {
+    pub(super) fn each_page(&self, range: IpaRange, each: impl FnMut(Ipa)) {
         (range.start.raw()..range.end.raw()).step_by(FRAME as usize).map(Ipa::new).for_each(each);
     }
 }

@@ -28,7 +28,7 @@ impl<P: Platform> GuestMemory<P> {
         let (Some(swap), Some((slot, ram))) = (self.swap.as_deref(), self.find_ram(page)) else {
             return Err(Error::NoRam { ipa: page });
         };
-        let has_spare = swap.refill(platform);
+        swap.refill(platform);
         {
             let mut ram = ram.lock(platform);
             if let Kind::Untouched = ram.page(page) {
@@ -41,25 +41,22 @@ impl<P: Platform> GuestMemory<P> {
             }
         }
         // It has old content. It leaves as any page does, but for the write.
-        let (leaving, lent) =
-            self.begin_leaving(swap, (page, slot, ram), has_spare).map_err(|refused| match refused {
-                Ok(_) => Error::Busy { ipa: page },
-                Err(_) => Error::NoFrames { ipa: page },
-            })?;
+        let (leaving, lent) = self.begin_leaving(swap, (page, slot, ram)).map_err(|refused| match refused {
+            Ok(_) => Error::Busy { ipa: page },
+            Err(_) => Error::NoFrames { ipa: page },
+        })?;
         let (run, _) = self.take_away(slot, page, lent).map_err(|(error, lent)| {
             self.stay(swap, &leaving, lent, leaving.kept);
             Error::from(error)
         })?;
         let until = swap.waiting.lock(platform).next();
-        let is_needed = self.settle(swap, ram, (page, run), |_, run, memory| {
+        self.settle(swap, ram, (page, run), |_, run, memory| {
             memory.frames.lock(memory.stage2.platform()).give_data(run);
             Page::Absent(place)
         });
         self.discard(leaving.kept.map(|kept| kept.place));
-        if is_needed {
-            // No guest runs yet. Whatever waited for the old content asks again.
-            self.wake(swap, page, until, Arrival::Failed);
-        }
+        // No guest runs yet. Whatever waited for the old content asks again.
+        self.wake(swap, page, until, Arrival::Failed);
         self.serve(swap);
         Ok(())
     }

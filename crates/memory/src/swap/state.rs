@@ -85,14 +85,10 @@ impl Swap {
         !self.spare.lock(platform).is_empty()
     }
 
-    /// Allocates what was used. Returns whether there is any: the heap may be full.
-    pub(super) fn refill<P: Platform>(&self, platform: &P) -> bool {
-        loop {
-            let count = self.spare.lock(platform).len();
-            if count >= SPARE {
-                return true;
-            }
-            let Some(new) = Singles::new() else { return count > 0 };
+    /// Allocates what was used, as far as the heap has memory.
+    pub(super) fn refill<P: Platform>(&self, platform: &P) {
+        while self.spare.lock(platform).len() < SPARE {
+            let Some(new) = Singles::new() else { return };
             self.give_back(platform, new);
         }
     }

@@ -85,8 +85,7 @@ impl Waiting {
     /// Adds an entry, which waits for a frame at first. Returns whether there is room.
     pub(super) fn add(&mut self, page: Ipa, waiter: Waiter) -> bool {
         self.remove(waiter);
-        let Some(at) = self.free(waiter) else { return false };
-        let Some(entry) = self.entries.get_mut(at) else { return false };
+        let Some(entry) = self.free(waiter).and_then(|at| self.entries.get_mut(at)) else { return false };
         self.count += usize::from(entry.is_none());
         *entry = Some(Entry { page, waiter, number: self.next, wants_frame: true });
         self.next += 1;
@@ -96,7 +95,7 @@ impl Waiting {
     /// Removes the entry of this waiter, if there is one.
     pub(super) fn remove(&mut self, waiter: Waiter) {
         let is_it = |entry: &&mut Option<Entry>| entry.is_some_and(|entry| entry.waiter == waiter);
-        if let Some(entry) = self.entries.iter_mut().find(is_it).filter(|_| self.count > 0) {
+        if let Some(entry) = self.entries.iter_mut().find(is_it) {
             *entry = None;
             self.count -= 1;
         }

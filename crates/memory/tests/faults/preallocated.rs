@@ -2,6 +2,7 @@
 //! Proves for preallocated RAM: it is mapped with its content by the largest leaf that slot, frames and embedder allow;
 //! none of it is zeroed, and none becomes a table; and the embedder gets it back.
 
+use twofold_memory::swap::Located;
 use twofold_memory::{Backing, Counts, Error, Slot, SlotError};
 use twofold_stage2::{Pa, TableSource};
 
@@ -26,6 +27,7 @@ fn level(largest: Level, pages: Pages, (start, size, off): (u64, u64, u64), at: 
     let backing = guest.machine.give(frames, size, largest);
     guest.add(BASE + start, size, backing, true);
     let ipa = BASE + at;
+    assert_eq!(guest.memory.locate(ipa), Ok(Located::Present));
     assert_eq!(guest.reach(ipa, Write), frames + (at - start));
     let Counts { first_touches, frames_zeroed, mapped, .. } = guest.memory.counts();
     assert_eq!((first_touches, frames_zeroed, mapped.iter().sum()), ([0; 4], 0, 1));

@@ -2,7 +2,7 @@
 //! Pages that a store reads ahead: only where they are, only if there is room, and never out of date.
 
 use twofold_memory::async_fault::Arrival::{Failed, Present};
-use twofold_memory::swap::{Located, NotBegun, Place, ReadRequest, Unasked, Waiter};
+use twofold_memory::swap::{Located, NotBegun, Peeked, Place, ReadRequest, Unasked, Waiter};
 
 use crate::rig::{Absent, Plan, Rig, ipa};
 use crate::store::BROKEN;
@@ -54,6 +54,24 @@ fn a_page_that_is_read_ahead_is_in_memory_and_has_a_copy() {
     rig.leave(1);
     assert_eq!(rig.store.written(), written, "its copy was good");
     rig.end();
+}
+
+/// A peek of another page, or one that has not asked for the page yet, keeps no page in the store.
+#[test]
+fn a_page_that_is_read_ahead_stays_although_a_peek_waits() {
+    for peeked in [1, 2] {
+        let rig = rig();
+        let (mut peek, mut bytes) = (rig.memory.peek(ipa(peeked)).unwrap(), [0; 4096]);
+        if peeked == 2 {
+            assert_eq!(peek.look(&mut bytes), Peeked::Later);
+        }
+        let number = rig.store.reading();
+        keep(&rig, read_ahead(&rig, 1).unwrap());
+        rig.store.finish_read(&*rig.memory, number, Ok(()));
+        assert_eq!(rig.located(1), Located::Present, "{peeked}");
+        drop(peek);
+        rig.end();
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! A page that came back keeps its copy in the store until it may be written. A page with a good copy is not written
 //! again, and one whose copy is out of date always is.
 
-use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
+use twofold_memory::dirty::Tracker;
 use twofold_memory::swap::{PinnedFor, WrittenOut};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 
@@ -61,8 +61,7 @@ fn a_write_before_a_log_ends_the_copy() {
         let rig = with_copy();
         rig.read(1);
         rig.write(1);
-        let log = rig.memory.dirty_log(rig.slot).unwrap();
-        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+        rig.start_log(tracker);
         assert!(!rig.walk(1).unwrap().access().write, "{tracker:?}");
         has_no_copy(rig, tracker.name());
     }
@@ -77,16 +76,9 @@ fn a_write_during_a_log_ends_the_copy() {
             if is_mapped {
                 rig.read(1);
             }
-            let log = rig.memory.dirty_log(rig.slot).unwrap();
-            log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+            rig.start_log(tracker);
             rig.write(1);
-            let log = rig.memory.dirty_log(rig.slot).unwrap();
-            let mut dirty = DirtyPages::new();
-            log.get(&mut dirty).unwrap();
-            assert!(dirty.pages().eq([1]), "{tracker:?}: {dirty:?}");
-            if tracker != Tracker::WriteProtect {
-                log.clear_these(&dirty).unwrap();
-            }
+            assert_eq!(rig.take_dirty(tracker), [1], "{tracker:?}");
             assert!(!rig.walk(1).unwrap().access().write, "{tracker:?}");
             has_no_copy(rig, tracker.name());
         }
@@ -99,18 +91,12 @@ fn a_write_during_a_log_that_has_stopped_ends_the_copy() {
     for tracker in Tracker::ALL {
         let rig = with_copy();
         rig.read(1);
-        let log = rig.memory.dirty_log(rig.slot).unwrap();
-        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+        rig.start_log(tracker);
         rig.write(1);
-        let log = rig.memory.dirty_log(rig.slot).unwrap();
-        let mut dirty = DirtyPages::new();
-        log.get(&mut dirty).unwrap();
-        if tracker != Tracker::WriteProtect {
-            log.clear_these(&dirty).unwrap();
-        }
-        log.stop().unwrap();
-        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::WriteProtect) }).unwrap();
-        log.stop().unwrap();
+        assert_eq!(rig.take_dirty(tracker), [1], "{tracker:?}");
+        rig.stop_log();
+        rig.start_log(Tracker::WriteProtect);
+        rig.stop_log();
         has_no_copy(rig, tracker.name());
     }
 }
@@ -121,14 +107,30 @@ fn no_copy_is_kept_while_hardware_records() {
     for tracker in Tracker::ALL {
         let rig = with_copy();
         assert_eq!(rig.write_out(1), Ok(WrittenOut::Freed));
-        let log = rig.memory.dirty_log(rig.slot).unwrap();
-        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+        rig.start_log(tracker);
         rig.bring(1, 1);
         let kept = usize::from(!tracker.needs_dirty_state());
         assert_eq!(rig.store.live(), kept, "{tracker:?}");
         rig.read(1);
         rig.write(1);
+        assert_eq!(rig.take_dirty(tracker), [1], "{tracker:?}");
         has_no_copy(rig, tracker.name());
+    }
+}
+
+/// A page that is needed while it is written: where no copy is kept, its place is not needed any more.
+#[test]
+fn a_page_that_is_needed_again_gives_its_place_back() {
+    for tracker in Tracker::ALL {
+        let rig = Rig::new();
+        rig.write(1);
+        rig.start_log(tracker);
+        rig.store.get().waits = true;
+        assert_eq!(rig.write_out(1), Ok(WrittenOut::Started));
+        rig.bring(1, 1);
+        rig.store.finish_write(&*rig.memory, 0, Ok(()));
+        assert_eq!(rig.store.live(), usize::from(!tracker.needs_dirty_state()), "{tracker:?}");
+        rig.end();
     }
 }
 
@@ -137,24 +139,16 @@ fn no_copy_is_kept_while_hardware_records() {
 fn what_was_written_is_in_the_log_when_the_page_has_left() {
     for tracker in Tracker::ALL {
         let rig = with_copy();
-        let log = rig.memory.dirty_log(rig.slot).unwrap();
-        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+        rig.start_log(tracker);
         rig.write(1);
         rig.write(2);
-        let mut dirty = DirtyPages::new();
-        let log = rig.memory.dirty_log(rig.slot).unwrap();
-        log.get(&mut dirty).unwrap();
-        if tracker != Tracker::WriteProtect {
-            log.clear_these(&dirty).unwrap();
-        }
+        assert_eq!(rig.take_dirty(tracker), [1, 2], "{tracker:?}");
         rig.write(2);
         let _ = rig.access(3, AccessKind::Read).unwrap();
         for page in 1..4 {
             rig.leave(page);
         }
-        let log = rig.memory.dirty_log(rig.slot).unwrap();
-        log.get(&mut dirty).unwrap();
-        assert!(dirty.pages().eq([2]), "{tracker:?}: {dirty:?}");
+        assert_eq!(rig.take_dirty(tracker), [2], "{tracker:?}");
         rig.end();
     }
 }
@@ -216,11 +210,10 @@ fn an_unmap_hides_no_write() {
     for tracker in Tracker::ALL {
         let rig = with_copy();
         rig.read(1);
-        let log = rig.memory.dirty_log(rig.slot).unwrap();
-        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+        rig.start_log(tracker);
         rig.write(1);
         rig.memory.unmap(rig.slot, ipa(0)..ipa(4)).unwrap();
-        rig.memory.dirty_log(rig.slot).unwrap().stop().unwrap();
+        rig.stop_log();
         has_no_copy(rig, tracker.name());
     }
 }

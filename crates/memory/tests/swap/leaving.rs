@@ -41,6 +41,7 @@ fn a_page_leaves_and_comes_back_with_its_content() {
             rig.check();
         }
         assert_eq!((rig.store.written(), rig.store.reads_so_far()), (4, 4));
+        assert_eq!(rig.reports.get().wanted, 0, "frames are free");
         rig.end();
     }
 }
@@ -158,7 +159,11 @@ fn a_store_is_attached_once_and_detached_when_nothing_is_in_it() {
         memory.attach_store(Box::new(Store::new()), Box::new(std::sync::Arc::new(Reports::default())), &options);
     assert_eq!(again, Err(AttachError::Attached));
     assert_eq!(memory.detach_store(), Err(DetachError::InUse { absent: 1, in_flight: 0 }));
+    rig.store.get().waits = true;
     rig.bring(1, 1);
+    let memory = Rc::get_mut(&mut rig.memory).unwrap();
+    assert_eq!(memory.detach_store(), Err(DetachError::InUse { absent: 0, in_flight: 1 }));
+    rig.finish_all();
     let memory = Rc::get_mut(&mut rig.memory).unwrap();
     assert_eq!(memory.detach_store(), Ok(()));
     assert_eq!(memory.detach_store(), Err(DetachError::NotAttached));
@@ -251,6 +256,20 @@ fn at_the_flush(rig: &Rig, action: impl FnOnce() + 'static) {
             action();
         }
     });
+}
+
+/// A page of zeroes is needed while it leaves: it stays, and what waits for it is notified.
+#[test]
+fn a_page_that_is_needed_while_it_leaves_stays() {
+    let rig = Rig::new();
+    rig.write(1);
+    rig.write_zero(1);
+    let memory = Rc::clone(&rig.memory);
+    at_the_flush(&rig, move || memory.bring(ipa(1), Waiter::Other(3)).unwrap());
+    assert_eq!(rig.write_out(1), Ok(WrittenOut::Needed));
+    assert_eq!((rig.located(1), rig.reports.arrived()), (Located::Present, vec![(Waiter::Other(3), Arrival::Present)]));
+    assert_eq!(rig.memory.frame_use().waiting, 0);
+    rig.end();
 }
 
 /// Otherwise a clear would find the page gone, flush nothing, and return while a TLB still allows writes.

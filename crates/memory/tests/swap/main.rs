@@ -14,6 +14,7 @@ mod copies;
 mod generations;
 mod leaving;
 mod limits;
+mod mapped;
 mod misbehaving;
 mod overtaken;
 mod peeks;

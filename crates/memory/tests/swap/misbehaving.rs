@@ -2,7 +2,7 @@
 //! Stores that are late, early, out of order, full, failing or silent. A store that completes twice does not compile.
 
 use twofold_memory::async_fault::Arrival::{Failed, Present};
-use twofold_memory::swap::{Clock, Failure, Located, Operation, StoreError, Waiter, WriteOutError, WrittenOut};
+use twofold_memory::swap::{Clock, Failure, Located, Operation, Relief, StoreError, Waiter, WriteOutError, WrittenOut};
 
 use crate::rig::{Absent, Plan, Rig, ipa};
 use crate::store::BROKEN;
@@ -27,7 +27,7 @@ fn requests_complete_in_any_order() {
         rig.check();
     }
     let arrived: Vec<_> = [2, 3, 4, 5, 0, 1].map(|page| (Waiter::Other(page), Present)).into();
-    assert_eq!(rig.reports.arrived(), arrived);
+    assert_eq!((rig.reports.arrived(), rig.memory.frame_use().waiting), (arrived, 0));
     (0..6).for_each(|page| rig.read(page));
     rig.end();
 }
@@ -44,6 +44,7 @@ fn a_write_that_fails_loses_nothing() {
     };
     assert_eq!(page, ipa(1));
     assert!(!rig.store.get().live.contains(&place));
+    assert_eq!(rig.reports.get().wanted, 0, "frames are free");
     rig.check();
     rig.read(1);
     rig.store.get().fails = false;
@@ -157,6 +158,35 @@ fn a_guest_that_needs_a_frame_stops_and_goes_on() {
     assert_eq!(rig.reports.arrived(), [(Waiter::Other(3), Present)]);
     rig.write(16);
     rig.check();
+    rig.end();
+}
+
+/// What waits for a frame fails, and what is on its way comes.
+#[test]
+fn a_page_on_its_way_comes_although_others_fail() {
+    let rig = Rig::with(Plan { huge_pages: 0, singles: 40, ..Plan::default() });
+    rig.memory.set_limit(16).unwrap();
+    rig.write(20);
+    rig.leave(20);
+    (0..15).for_each(|page| rig.write(page));
+    rig.store.get().waits = true;
+    rig.bring(20, 1);
+    rig.bring(21, 2);
+    assert_eq!((rig.memory.fail_waiting(), rig.reports.arrived()), (1, vec![(Waiter::Other(2), Failed)]));
+    rig.store.finish_read(&*rig.memory, 0, Ok(()));
+    assert_eq!(rig.reports.arrived(), [(Waiter::Other(1), Present)]);
+    rig.memory.set_limit(u64::MAX).unwrap();
+    rig.end();
+}
+
+/// As many pages leave as the store has room for, and that is no error.
+#[test]
+fn a_store_is_filled_before_it_is_full() {
+    let rig = Rig::with(Plan { huge_pages: 0, singles: 40, ..Plan::default() });
+    (0..20).for_each(|page| rig.write(page));
+    rig.store.get().capacity = 7;
+    assert_eq!(Clock::new().make_room(&rig.memory, 20), Ok(Relief { freed: 0, started: 7 }));
+    rig.store.get().capacity = 100;
     rig.end();
 }
 

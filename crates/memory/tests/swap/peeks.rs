@@ -49,7 +49,7 @@ fn an_absent_page_is_read_and_stays_absent() {
         assert_eq!((rig.located(1), rig.memory.frame_use().data, now.waiting), (at, used.data, 0));
         assert_eq!(look(&rig, &mut peek), Peeked::Read);
         drop(peek);
-        assert_eq!((rig.store.written(), rig.reports.arrived()), (1, vec![]));
+        assert_eq!((rig.store.written(), rig.reports.arrived(), rig.reports.get().wanted), (1, vec![], 0));
         log.stop().unwrap();
         rig.end();
     }
@@ -182,9 +182,11 @@ fn peeks_wait_for_frames_in_the_queue() {
         rig.leave(page);
     }
     (0..16).for_each(|page| rig.write(page));
-    let [mut first, mut second] = [20, 21].map(|page| rig.memory.peek(ipa(page)).unwrap());
+    // Not in the order of their addresses.
+    let [mut first, mut second] = [21, 20].map(|page| rig.memory.peek(ipa(page)).unwrap());
     let mut forgotten = rig.memory.peek(ipa(22)).unwrap();
     assert_eq!(look(&rig, &mut forgotten), Peeked::Later);
+    assert_eq!((rig.memory.wants_frames(), rig.reports.get().wanted), (1, 1), "the write-out task is woken");
     assert_eq!(look(&rig, &mut first), Peeked::Later);
     rig.bring(22, 7);
     assert_eq!(look(&rig, &mut second), Peeked::Later);
@@ -195,10 +197,9 @@ fn peeks_wait_for_frames_in_the_queue() {
     rig.write_zero(3);
     rig.leave(3);
     // The first has the frame. It goes to the vCPU after that, and the second waits on.
-    assert_eq!(rig.located(22), rig.located(22));
-    assert!(matches!(rig.located(20), Located::Arriving(_)));
+    assert!(matches!(rig.located(21), Located::Arriving(_)));
     rig.store.finish_read(&*rig.memory, 0, Ok(()));
-    assert!(matches!(rig.located(20), Located::Absent(_)) && matches!(rig.located(22), Located::Arriving(_)));
+    assert!(matches!(rig.located(21), Located::Absent(_)) && matches!(rig.located(22), Located::Arriving(_)));
     assert_eq!((look(&rig, &mut first), look(&rig, &mut second)), (Peeked::Read, Peeked::Later));
     rig.store.finish_read(&*rig.memory, 0, Ok(()));
     assert_eq!(rig.reports.arrived(), [(OTHER, Arrival::Present)]);
@@ -208,6 +209,43 @@ fn peeks_wait_for_frames_in_the_queue() {
     assert_eq!(look(&rig, &mut second), Peeked::Read);
     rig.check();
     drop((first, second));
+    rig.end();
+}
+
+/// Two pages are read for two peeks, and complete in the other order: each peek gets its own page.
+#[test]
+fn each_peek_gets_its_own_page() {
+    let rig = Rig::new();
+    (1..3).for_each(|page| rig.write(page));
+    (1..3).for_each(|page| rig.leave(page));
+    rig.store.get().waits = true;
+    let [mut first, mut second] = [1, 2].map(|page| rig.memory.peek(ipa(page)).unwrap());
+    assert_eq!((look(&rig, &mut first), look(&rig, &mut second)), (Peeked::Later, Peeked::Later));
+    assert_eq!(rig.store.reading(), 2);
+    rig.store.finish_read(&*rig.memory, 1, Ok(()));
+    assert_eq!((look(&rig, &mut first), look(&rig, &mut second)), (Peeked::Later, Peeked::Read));
+    rig.store.finish_read(&*rig.memory, 0, Ok(()));
+    assert_eq!(look(&rig, &mut first), Peeked::Read);
+    drop((first, second));
+    rig.end();
+}
+
+/// The page that a peek waits for becomes zero. It takes no frame, also not when one is free.
+#[test]
+fn a_page_that_becomes_zero_takes_no_frame() {
+    let rig = Rig::with(Plan { count: 32, huge_pages: 0, singles: 40, ..Plan::default() });
+    rig.memory.set_limit(16).unwrap();
+    let place = rig.store.hold(Box::new(rig.bytes(20)));
+    rig.memory.make_absent(ipa(20), place).unwrap();
+    (0..16).for_each(|page| rig.write(page));
+    let mut peek = rig.memory.peek(ipa(20)).unwrap();
+    assert_eq!(look(&rig, &mut peek), Peeked::Later);
+    assert_eq!(rig.memory.make_zero(ipa(20), place), Ok(()));
+    rig.write_zero(3);
+    rig.leave(3);
+    assert_eq!((rig.located(20), rig.memory.frame_use().data), (Located::Zero, 15));
+    assert_eq!(look(&rig, &mut peek), Peeked::Read);
+    drop(peek);
     rig.end();
 }
 

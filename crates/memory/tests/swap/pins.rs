@@ -49,6 +49,13 @@ fn what_cannot_be_pinned_is_refused_whole() {
     rig.end();
 }
 
+#[test]
+#[should_panic(expected = "are pinned for ever: unpin them")]
+fn pages_that_are_never_unpinned_are_noticed() {
+    let rig = Rig::new();
+    drop(rig.memory.pin(ipa(0)..ipa(1), PinnedFor::Reading));
+}
+
 /// The part of a page pins the page.
 #[test]
 fn a_slot_with_pinned_pages_stays() {

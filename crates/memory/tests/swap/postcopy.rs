@@ -11,6 +11,7 @@ use twofold_memory::swap::{Completions, Located, NotBegun, PinnedFor, Place, Una
 use twofold_memory::{Error, Pages};
 use twofold_stage2::fault::AccessKind;
 
+use crate::machine::platform::Event;
 use crate::rig::{Absent, Plan, Rig, ipa, quiet};
 
 /// A rig whose store sends each page once, and the place of page 1's content.
@@ -135,6 +136,24 @@ fn content_of_a_page_that_was_asked_for_is_the_requests() {
     assert_eq!(rig.reports.arrived(), [(Waiter::Other(3), Arrival::Present)]);
     assert_eq!(rig.store.live(), 0, "its place is not needed any more");
     rig.end();
+}
+
+/// Something asks for a page with old content while it becomes absent: it has to ask again, for the new content.
+#[test]
+fn what_waits_for_old_content_asks_again() {
+    let (rig, place) = target();
+    rig.write(1);
+    let memory = Rc::clone(&rig.memory);
+    let mut is_over = false;
+    rig.machine.set_hook(move |event, _| {
+        if matches!(event, Event::Tlbi(..)) && !std::mem::replace(&mut is_over, true) {
+            memory.bring(ipa(1), Waiter::Other(3)).unwrap();
+        }
+    });
+    rig.memory.make_absent(ipa(1), place).unwrap();
+    rig.machine.set_hook(|_, _| ());
+    assert_eq!(rig.reports.arrived(), [(Waiter::Other(3), Arrival::Failed)]);
+    assert_eq!(rig.located(1), Located::Absent(place));
 }
 
 /// Without a free frame nothing is stored.

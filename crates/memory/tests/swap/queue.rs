@@ -7,9 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use twofold_memory::async_fault::Arrival;
-use twofold_memory::swap::{Located, Waiter};
+use twofold_memory::swap::{Located, Unasked, Waiter};
 
-use crate::rig::{Plan, Rig, ignore, quiet};
+use crate::rig::{Plan, Rig, ignore, ipa, quiet};
 use crate::store::BROKEN;
 
 type Step = (&'static str, fn(&Rig));
@@ -157,6 +157,70 @@ fn no_fault_takes_the_frame_of_a_page_that_waits() {
         }
     }
     assert!(faults > 3, "{faults}");
+}
+
+/// A store that reads ahead comes between a frame that was freed and the page that waits for it.
+#[test]
+fn no_page_that_is_read_ahead_takes_the_frame_of_one_that_waits() {
+    quiet();
+    for number in 1.. {
+        let rig = Rc::new(full(false));
+        rig.bring(20, 1);
+        let Located::Absent(place) = rig.located(21) else { panic!() };
+        let begun = Rc::new(Cell::new(false));
+        let (other, other_begun) = (Rc::clone(&rig), Rc::clone(&begun));
+        rig.machine.before_atomic(number, move || {
+            other_begun.set(true);
+            let ahead = || other.memory.begin_read(ipa(21), place, Unasked::Ahead);
+            if let Ok(Ok(request)) = catch_unwind(AssertUnwindSafe(ahead)) {
+                other.store.get().reads.push(request);
+            }
+        });
+        ignore(rig.write_out(0));
+        rig.machine.set_atomic_hook(|| ());
+        assert_eq!((rig.reports.arrived(), rig.store.reading()), (vec![(Waiter::Other(1), Arrival::Present)], 0));
+        if !begun.get() {
+            break;
+        }
+    }
+}
+
+/// Pages ask while the write-out task gives up: those that come later are not failed.
+#[test]
+fn giving_up_reaches_no_page_that_asks_later() {
+    quiet();
+    for number in 1.. {
+        let rig = Rc::new(full(false));
+        rig.bring(20, 1);
+        let (begun, possible) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let (other, other_begun, other_possible) = (Rc::clone(&rig), Rc::clone(&begun), Rc::clone(&possible));
+        rig.machine.before_atomic(number, move || {
+            other_begun.set(true);
+            other_possible.set(catch_unwind(AssertUnwindSafe(|| other.bring(21, 2))).is_ok());
+        });
+        let failed = rig.memory.fail_waiting();
+        rig.machine.set_atomic_hook(|| ());
+        assert_eq!(failed, if number == 1 { 2 } else { 1 }, "before atomic {number}");
+        if !begun.get() {
+            assert!(number > 2);
+            break;
+        }
+        assert!(possible.get(), "before atomic {number}");
+    }
+}
+
+/// What frees its frame wakes no task, which may be about to free more.
+#[test]
+fn a_page_that_has_left_wakes_no_task() {
+    let rig = full(true);
+    rig.bring(20, 1);
+    rig.bring(21, 2);
+    ignore(rig.write_out(5));
+    let before = rig.reports.get().wanted;
+    rig.store.finish_write(&*rig.memory, 0, Ok(()));
+    assert_eq!((rig.memory.wants_frames(), rig.reports.get().wanted), (1, before));
+    rig.memory.set_limit(u64::MAX).unwrap();
+    rig.end();
 }
 
 /// The task wrote out as many pages as were wanted, and sleeps. A page that is needed again, or could not be written,

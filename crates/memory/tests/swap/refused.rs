@@ -2,13 +2,16 @@
 //! What an embedder may get wrong: each is refused by name, with the figure, and the guest goes on. Stores that
 //! misbehave are in `misbehaving.rs`, and files that are full, short or failing in `machine/tests/file_store`.
 
-use twofold_memory::Error;
+use twofold_memory::async_fault::AreaMemory;
 use twofold_memory::async_fault::Arrival::{Failed, Present};
 use twofold_memory::swap::{
     Clock, FRAMES_PER_VCPU, Generations, LimitError, NotAttached, NotBegun, PinnedFor, Place, Unasked, Waiter,
     WriteOutError, WrittenOut,
 };
+use twofold_memory::{Backing, Error, Slot};
+use twofold_stage2::Pa;
 
+use crate::machine::device_at;
 use crate::rig::{Absent, Plan, Rig, ipa};
 
 #[test]
@@ -70,6 +73,31 @@ fn addresses_without_ram_are_refused_by_name() {
     rig.write(0);
     rig.check();
     rig.end();
+}
+
+/// The area of a vCPU is in one page of RAM that the guest may write, and that may go.
+#[test]
+fn an_area_has_to_be_in_ram() {
+    let mut rig = Rig::new();
+    let memory = std::rc::Rc::get_mut(&mut rig.memory).unwrap();
+    let devices = ipa(3000)..ipa(3001);
+    let device = Slot { range: devices, backing: device_at(Pa::new(0x1000_0000)), writable: true };
+    memory.add_slot(device).unwrap();
+    memory.add_slot(Slot { range: ipa(3001)..ipa(3002), backing: Backing::Ram, writable: false }).unwrap();
+    let area = |memory: &_, at| AreaMemory::place(memory, at, 64);
+    for refused in [ipa(3000), ipa(3001), ipa(2000), ipa(1) + (4096 - 63)] {
+        assert_eq!(area(memory, refused), None, "{refused}");
+    }
+    assert_eq!(memory.locate(ipa(3000)), Err(Error::NoRam { ipa: ipa(3000) }));
+    let place = area(memory, ipa(1) + (4096 - 64)).unwrap();
+    assert_eq!(AreaMemory::write(memory, place, 4, &[1, 2, 3, 4]), Ok(()));
+    assert_eq!(AreaMemory::read(memory, place, 4), Ok(0x0403_0201));
+    // The last slot, so that no other takes its index.
+    let last = memory.add_slot(Slot { range: ipa(4000)..ipa(4001), backing: Backing::Ram, writable: true }).unwrap();
+    let place = area(memory, ipa(4000)).unwrap();
+    memory.remove_slot(last).unwrap();
+    assert_eq!(AreaMemory::read(memory, place, 0), Ok(0), "its owner sees the generation change");
+    assert_eq!(AreaMemory::write(memory, place, 0, &[1]), Ok(()));
 }
 
 /// A store with fewer places than the guest has pages above its limit: the guest uses all places, stops at the page that

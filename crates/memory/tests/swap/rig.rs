@@ -8,6 +8,8 @@ use std::panic::{set_hook, take_hook};
 use std::rc::Rc;
 use std::sync::{Arc, Once};
 
+use twofold_memory::async_fault::Arrival;
+use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::swap::{Located, Peeked, SwapOptions, Waiter, WriteOutError, WrittenOut};
 use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
@@ -241,6 +243,51 @@ impl Rig {
 
     pub fn located(&self, page: u64) -> Located {
         self.memory.locate(ipa(page)).unwrap()
+    }
+
+    /// Starts a log of the first slot, in which no page is dirty.
+    pub fn start_log(&self, tracker: Tracker) {
+        let log = self.memory.dirty_log(self.slot).unwrap();
+        log.start(&LogOptions { all_dirty: false, ..LogOptions::new(tracker) }).unwrap();
+    }
+
+    pub fn stop_log(&self) {
+        self.memory.dirty_log(self.slot).unwrap().stop().unwrap();
+    }
+
+    /// The pages that the log reports. They are clean from then on.
+    pub fn take_dirty(&self, tracker: Tracker) -> Vec<u64> {
+        let (log, mut dirty) = (self.memory.dirty_log(self.slot).unwrap(), DirtyPages::new());
+        log.get(&mut dirty).unwrap();
+        if tracker != Tracker::WriteProtect {
+            log.clear_these(&dirty).unwrap();
+        }
+        dirty.pages().collect()
+    }
+
+    /// The guest goes on at the least limit, in a working set that is larger: each access is done after at most
+    /// `attempts` calls of `make_room`, for this many pages.
+    pub fn works_at_the_least_limit(&self, attempts: u32, mut make_room: impl FnMut(u64)) {
+        for step in 0..3000_u64 {
+            let page = step * 389 % self.pages;
+            let is_write = step % 3 == 0;
+            for attempt in 0.. {
+                assert!(attempt < attempts, "page {page}");
+                let done = if is_write { self.try_write(page) } else { self.try_read(page) };
+                if done.is_ok() {
+                    break;
+                }
+                self.bring(page, 1);
+                let wanted = self.memory.wants_frames();
+                if wanted > 0 {
+                    make_room(wanted);
+                }
+                assert_eq!(self.reports.arrived(), [(Waiter::Other(1), Arrival::Present)]);
+            }
+            let used = self.memory.frame_use();
+            assert!(used.data <= used.limit, "{used:?}");
+        }
+        self.check();
     }
 
     /// Reads a page where it is, with `between` two looks. What is found was there last.

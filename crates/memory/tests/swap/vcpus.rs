@@ -123,6 +123,20 @@ fn each_vcpu_that_waits_is_notified() {
     rig.end();
 }
 
+/// A vCPU that the store was not attached for has no room, also not that of others.
+#[test]
+fn a_vcpu_that_is_unknown_fails() {
+    let rig = Rig::new();
+    rig.write(1);
+    rig.leave(1);
+    let mut vcpu = Vcpu::new(&rig, 1, Mode::Halt);
+    assert_eq!(vcpu.fault(1), Next::Wait(Wait::PageOrInterrupt));
+    let arrived = rig.reports.arrived();
+    assert!(matches!(arrived[..], [(Waiter::Vcpu { vcpu: 1, .. }, Arrival::Failed)]), "{arrived:?}");
+    drop(vcpu);
+    rig.end();
+}
+
 /// A page that cannot be read stops the vCPU with the page as the reason; it goes on when the store is mended.
 #[test]
 fn a_vcpu_stops_and_goes_on() {
