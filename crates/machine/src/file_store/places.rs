@@ -136,6 +136,8 @@ impl Places {
     /// Takes back room of a place that could not be written.
     pub(super) fn give(&mut self, place: Place, extents: Vec<Extent>) {
         self.free(extents);
+        // Another thread may have found meanwhile that the file ends before them.
+        self.free.cut(self.sectors);
         self.set_room(place, Room::Promised);
     }
 
@@ -183,5 +185,27 @@ impl Places {
         self.free.cut(self.written);
         self.sectors = self.written;
         self.sectors / PAGE_SECTORS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::packed::{PAGE, pack};
+    use super::*;
+
+    /// One thread finds that the file has no more room while another writes behind that, which fails for another reason.
+    #[test]
+    fn room_behind_the_end_of_the_file_does_not_come_back() {
+        let mut places = Places::new(4);
+        let form = pack(&[7; PAGE], false, &mut Vec::new());
+        let [first, second] = [0, 1].map(|page| places.add(Ipa::new(page * PAGE as u64)).unwrap());
+        let mut take = |place| places.take(&[(place, form)]).remove(0).unwrap();
+        let [before, behind] = [take(first), take(second)];
+        places.give(first, before);
+        assert_eq!(places.cut(), 0);
+        places.give(second, behind);
+        assert_eq!((places.room(), places.bytes_used()), ((0, 0), 0));
+        [first, second].into_iter().for_each(|place| places.remove(place));
+        assert_eq!(places.add(Ipa::new(0)), None);
     }
 }

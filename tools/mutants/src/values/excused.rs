@@ -309,6 +309,56 @@ const EXCUSED: &[Excused] = &[
         "only the numbers of announced requests are read, and the announcement sets them",
     ),
     excused(ADAPTIVE, "Cold::new: 0 => 1 #2", "each round sets the credit before it reads it"),
+    // Pages that leave.
+    excused(AGES, "Ages::set_slots: 1 => 2", CAPACITY),
+    excused(
+        AGES,
+        "ages::PART: 64 * PAGES as usize => a bit more",
+        "what is allocated at once is more, and nothing else",
+    ),
+    excused(AGES, "ages::position: 64 => 65", FOUND_ALONE),
+    excused(AGES, "ages::position: false => true", FOUND_ALONE),
+    excused(CLOCK, "Clock::new: 0 => 1", ALIGNED_DOWN),
+    excused(CLOCK, "Clock::next: 0 => 1", ALIGNED_DOWN),
+    excused(CLOCK, "Clock::next: 0 => 1 #2", ALIGNED_DOWN),
+    excused(SWAP_FAULT, "GuestMemory::map_single: slot.writable => true", LOGGED),
+    excused(
+        SWAP_FAULT,
+        "GuestMemory::map_single: slot.writable => true #2",
+        "a write to a slot that is read-only ends before",
+    ),
+    excused(
+        GENERATIONS,
+        "Generations::judge: huge_page < range.end => huge_page <= range.end",
+        "the range of pages there is empty",
+    ),
+    excused(
+        GENERATIONS,
+        "Generations::judge: !is_blank => true",
+        "pages of which nothing is known, and that have no frame, stay so",
+    ),
+    excused(
+        GENERATIONS,
+        "Generations::choose: age.class() == Class::Protected => age.class() != Class::Protected",
+        "the two hands begin at the same page, and are then exchanged everywhere",
+    ),
+    excused(
+        GENERATIONS,
+        "OldestProtected::gives_way_to: 0 => 1",
+        "no page is younger than the youngest by more than one round, nor than those of the round before",
+    ),
+    excused(LEAVE, "GuestMemory::is_zero: 0 => 1", "the bytes are read before they are compared"),
+    excused(PEEK, "GuestMemory::end_peeks: result.is_ok() => true", "no peek returns the bytes of a read that failed"),
+    excused(PEEK, "peek::empty: 0 => 1", "the bytes are filled before a peek returns them"),
+    excused(PEEKS, "Peeks::add: 1 => 2", CAPACITY),
+    excused(PEEKS, "Peeks::add: 1 => 2 #2", NAME),
+    excused(PINS, "Pins::pin: 1 => 2 #2", CAPACITY),
+    excused(WAITERS, "Waiting::new: 0 => 1 #2", NAME),
+    excused(WAITERS, "Waiting::new: false => true #2", "the CPU that serves first looks once more"),
+    excused(WAITERS, "Waiting::add: 1 => 2", NAME),
+    excused(WAITERS, "Waiting::queue_peek: 1 => 2", NAME),
+    excused(WAITERS, "Waiting::used: self.count == 0 => false", LOOK),
+    excused(WAITERS, "Waiting::take_if: self.count == 0 => false", LOOK),
     excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is always set"),
     // Maps, passes, splits and unmaps.
     excused(MAP, "Stage2::map_to: !CacheMaintenance::new(self.features(), attributes).is_needed() => false", LONG_WAY),
@@ -410,6 +460,10 @@ const ANY_MAP: &str = "the first map that is searched affects only the time: a s
 const CAPACITY: &str = "a vector grows by itself";
 const VM_IS_SET: &str = "bit 0 is VM, which is always set";
 
+const FOUND_ALONE: &str = "the search in the block finds the first page, wherever before it it begins";
+const ALIGNED_DOWN: &str = "leaving aligns the address down to its page";
+const NAME: &str = "the numbers have to differ and to rise, and no more";
+
 const REGISTERS: &str = "crates/hypervisor/src/registers/mod.rs";
 const STAGE1: &str = "crates/hypervisor/src/stage1.rs";
 const TRANSLATE: &str = "crates/hypervisor/src/translate.rs";
@@ -444,6 +498,15 @@ const TABLE: &str = "crates/stage2/src/table.rs";
 const AREA: &str = "crates/memory/src/async_fault/area.rs";
 const ARRIVALS: &str = "crates/memory/src/async_fault/arrivals.rs";
 const REQUESTS: &str = "crates/memory/src/async_fault/requests.rs";
+const AGES: &str = "crates/memory/src/swap/ages.rs";
+const CLOCK: &str = "crates/memory/src/swap/clock.rs";
+const SWAP_FAULT: &str = "crates/memory/src/swap/fault.rs";
+const GENERATIONS: &str = "crates/memory/src/swap/generations.rs";
+const LEAVE: &str = "crates/memory/src/swap/leave.rs";
+const PEEK: &str = "crates/memory/src/swap/peek.rs";
+const PEEKS: &str = "crates/memory/src/swap/peeks.rs";
+const PINS: &str = "crates/memory/src/swap/pins.rs";
+const WAITERS: &str = "crates/memory/src/swap/waiters.rs";
 const ADAPTIVE: &str = "crates/memory/src/dirty/adaptive.rs";
 const BITS: &str = "crates/memory/src/dirty/bits.rs";
 const CLEAR: &str = "crates/memory/src/dirty/clear.rs";
