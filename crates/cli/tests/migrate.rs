@@ -58,6 +58,22 @@ fn a_guest_moves_back_and_forth_in_every_way() {
     assert_eq!((page.matches("<td>switch</td>").count(), page.matches("requests per second, steady").count()), (6, 6));
 }
 
+/// The link carries too little for pre-copy: each page is compared all the same, before the switch or as it comes.
+#[test]
+fn a_guest_that_writes_too_fast_moves_by_postcopy_if_needed() {
+    let options = "--moves 2 --tracker manual --bandwidth 10M --sets 100 --postcopy-if-needed";
+    let done = migrate(options);
+    let shown = text(&done.stdout);
+    assert!(done.status.success(), "{shown}{}", text(&done.stderr));
+    for note in ["compared 2,048 pages", "note: 2 of 2 moves by pre-copy were ended by post-copy"] {
+        assert!(shown.contains(note), "{shown}");
+    }
+    assert!(!shown.contains("slowed down"), "{shown}");
+    let done = migrate("--control withheld --tracker manual --bandwidth 10M --sets 100 --postcopy-if-needed");
+    let shown = text(&done.stdout);
+    assert!(done.status.success() && shown.contains("noticed: manual: 1 of "), "{shown}");
+}
+
 /// The negative control of the comparison: one page is withheld, and each way is found out.
 #[test]
 fn a_page_that_was_withheld_is_found() {

@@ -34,6 +34,9 @@ pub struct MigrateOptions {
     /// Moves the guest by post-copy too: it runs at the target at once, and its pages follow
     #[arg(long, help_heading = TECHNIQUES)]
     pub postcopy: bool,
+    /// Slows no vCPU down: if the guest writes too fast for pre-copy, what is left then follows by post-copy
+    #[arg(long, help_heading = TECHNIQUES)]
+    pub postcopy_if_needed: bool,
     /// How long the guest may stand still, with ms, s or m: --downtime 20ms
     #[arg(long, value_name = "TIME", default_value = "5ms", help_heading = TECHNIQUES)]
     pub downtime: Span,
@@ -121,6 +124,7 @@ Examples:
   cargo run --release -p twofold -- bench migrate
   cargo run --release -p twofold -- bench migrate --memory 16M --moves 100 --postcopy --settle 20ms
   cargo run --release -p twofold -- bench migrate --tracker write-protect,adaptive --bandwidth 200M --report migrate.html
+  cargo run --release -p twofold -- bench migrate --tracker manual --postcopy-if-needed --bandwidth 20M --sets 80
   cargo run --release -p twofold -- bench migrate --dry-run --bandwidth 100M --sets 80
   cargo run --release -p twofold -- bench migrate --memory 16M --control withheld
 

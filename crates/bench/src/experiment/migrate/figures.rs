@@ -145,7 +145,8 @@ fn configuration(plan: &Plan, how: How) -> BTreeMap<String, String> {
         ("tracker", how.name().to_owned()),
         ("vcpus", settings.vcpus.to_string()),
     ];
-    all.into_iter().chain(bandwidth).map(|(key, value)| (key.to_owned(), value)).collect()
+    let postcopy = settings.postcopy_if_needed.then(|| ("post-copy", "if needed".to_owned()));
+    all.into_iter().chain(bandwidth).chain(postcopy).map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 /// What all moves together showed.
@@ -156,6 +157,8 @@ pub struct Totals {
     longer: u64,
     slowed: u16,
     waited: u64,
+    /// Moves by pre-copy that post-copy has ended.
+    switched: u64,
 }
 
 impl Totals {
@@ -166,11 +169,12 @@ impl Totals {
         self.longer += u64::from(moved.downtime() > moved.wanted);
         self.slowed = self.slowed.max(moved.sent.slowed);
         self.waited += moved.received.waited;
+        self.switched += u64::from(moved.sent.rounds > 0 && moved.sent.later > 0);
     }
 
     /// These as notes.
     pub fn notes(&self, plan: &Plan) -> Vec<String> {
-        let Self { moves, compared, longer, slowed, waited } = *self;
+        let Self { moves, compared, longer, slowed, waited, switched } = *self;
         let count = |number: u64| readable::count(number as f64);
         let wanted = plan.settings.downtime.as_secs_f64() * 1e3;
         let mut notes = vec![format!(
@@ -188,6 +192,9 @@ impl Totals {
         }
         if slowed > 0 {
             notes.push(format!("vCPUs were slowed down by up to {:.1} %", f64::from(slowed) / 10.0));
+        }
+        if plan.settings.postcopy_if_needed {
+            notes.push(format!("{} of {} moves by pre-copy were ended by post-copy", count(switched), count(moves)));
         }
         if waited > 0 {
             notes.push(format!("with post-copy, vCPUs waited {} times for an absent page", count(waited)));

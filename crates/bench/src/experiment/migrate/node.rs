@@ -16,7 +16,7 @@ use anyhow::{Context, bail, ensure};
 use twofold_memory::dirty::{LogOptions, Tracker};
 use twofold_migration::commit::{Embedder, Event, Owner, Ownership, Side, State};
 use twofold_migration::postcopy::Incoming;
-use twofold_migration::precopy::{Offered, Postcopy, Precopy};
+use twofold_migration::precopy::{Offered, Precopy};
 use twofold_migration::ram::GuestRam;
 use twofold_migration::receive::Receive;
 use twofold_migration::stream::Message;
@@ -119,7 +119,7 @@ impl Node {
                 wanted: self.settings.wanted(),
                 limit: self.settings.bandwidth,
                 compression: self.settings.compression(),
-                postcopy: if order.how()? == How::Postcopy { Postcopy::AtOnce } else { Postcopy::Off },
+                postcopy: self.settings.postcopy(order.how()?),
                 runtime: &Threads,
                 cancel,
             };
@@ -148,7 +148,7 @@ impl Node {
             let _ = fs::remove_file(&list);
             let stop = source.stop.context("the guest was not stopped")?;
             let (rounds, pages, bytes) = (sent.rounds, sent.pages + later, sent.bytes + bytes);
-            Sent { begin, stop, served, samples: Vec::new(), rounds, pages, bytes, slowed: source.slowed }
+            Sent { begin, stop, served, samples: Vec::new(), rounds, pages, later, bytes, slowed: source.slowed }
         };
         sent.samples = meter.stop();
         let guest = self.guest.take().context("the guest is not here")?;

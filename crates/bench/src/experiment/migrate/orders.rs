@@ -65,6 +65,8 @@ pub struct Sent {
     pub rounds: u64,
     /// Pages, each time that they were sent.
     pub pages: u64,
+    /// Those that were sent after the switch.
+    pub later: u64,
     /// Bytes of all streams.
     pub bytes: u64,
     /// The most that vCPUs were slowed down, in per mille.

@@ -81,6 +81,7 @@ impl Plan {
             seed: options.seed,
             downtime: options.downtime.0,
             bandwidth: options.bandwidth.map(|limit| limit.0),
+            postcopy_if_needed: options.postcopy_if_needed,
             streams: options.streams,
             compressed: options.compression == Packed::Lz4,
             settle: options.settle.0,

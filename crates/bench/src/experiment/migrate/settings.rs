@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use twofold_memory::dirty::Tracker;
 use twofold_migration::plan::Wanted;
+use twofold_migration::precopy::Postcopy;
 use twofold_migration::stream::{Capabilities, Compression, Hello, Name, Slot};
 use twofold_workload::key_value::{Mix, Table};
 
@@ -37,6 +38,8 @@ pub struct Settings {
     pub downtime: Duration,
     /// Bytes a second that all streams together may send.
     pub bandwidth: Option<u64>,
+    /// Whether a guest that writes too fast for pre-copy is not slowed down, and what is left then follows.
+    pub postcopy_if_needed: bool,
     /// Streams.
     pub streams: u16,
     /// Whether pages are compressed.
@@ -59,11 +62,22 @@ pub enum How {
 }
 
 impl Settings {
-    /// What a move is to keep to. A guest that writes too fast is stopped all the same after the last round.
+    /// What a move is to keep to. A guest that writes too fast is slowed down, and stopped all the same after the last
+    /// round; if post-copy may follow, neither.
     pub fn wanted(&self) -> Wanted {
         // Stopping, the last reading of the log, the state, the commit, and threads that have to wake on a busy host.
         let fixed = Duration::from_millis(2).min(self.downtime / 2);
-        Wanted { downtime: self.downtime, fixed, rounds: ROUNDS, throttle: THROTTLE, forced: true }
+        let throttle = if self.postcopy_if_needed { 0 } else { THROTTLE };
+        Wanted { downtime: self.downtime, fixed, rounds: ROUNDS, throttle, forced: !self.postcopy_if_needed }
+    }
+
+    /// Whether pages may follow after the switch.
+    pub fn postcopy(&self, how: How) -> Postcopy {
+        match how {
+            How::Postcopy => Postcopy::AtOnce,
+            How::Precopy(_) if self.postcopy_if_needed => Postcopy::IfNeeded,
+            How::Precopy(_) => Postcopy::Off,
+        }
     }
 
     /// Whether pages are compressed.
