@@ -142,6 +142,8 @@ mod tests {
     fn a_set_has_no_page_that_its_memslots_lack() {
         let mut set = PageSet::all(&slots());
         assert_eq!((set.count(), set.words(0), set.words(1)), (73, &[!0, 0x3f][..], &[7][..]));
+        let whole = [Slot { pages: 64, ..slots()[0] }];
+        assert_eq!(PageSet::all(&whole).words(0), [!0]);
         assert!(set.contains(0, 69) && !set.contains(0, 70) && !set.contains(2, 0));
         set.clear();
         set.change(1, |words| words[0] = !0);
@@ -165,6 +167,10 @@ mod tests {
             at = (slot, page + 1);
         }
         assert_eq!(found, [(0, 0), (0, 63), (0, 69), (1, 2)]);
+        set.insert(0, 65);
+        assert_eq!((set.next((0, 5)), set.next((0, 64))), (Some((0, 63)), Some((0, 65))));
+        set.remove(0, 63);
+        assert_eq!(set.next((0, 5)), Some((0, 65)), "its bit in the word is below 5");
         assert_eq!(bits(0b1001).collect::<Vec<_>>(), [0, 3]);
     }
 }

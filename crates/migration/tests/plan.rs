@@ -38,6 +38,60 @@ fn what_fits_is_sent_at_once() {
     assert!(!matches!(fits(2_001), Plan::Stop(_)));
 }
 
+/// A downtime that state and commit take whole, and a link that carries nothing, if there is nothing to send.
+#[test]
+fn nothing_to_send_fits() {
+    let nothing = Measured { left: 0, ..MEASURED };
+    let wanted = Wanted { fixed: WANTED.downtime, ..WANTED };
+    assert_eq!(forecast(&nothing, &wanted).outcome, Outcome::Converges);
+    let now = forecast(&Measured { bandwidth: 0, ..nothing }, &WANTED);
+    assert_eq!((now.outcome, now.downtime), (Outcome::Converges, WANTED.fixed));
+    for left in [1, 2] {
+        let never = forecast(&Measured { bandwidth: 0, left, ..MEASURED }, &WANTED);
+        assert_eq!((never.outcome, never.downtime), (Outcome::NoLink, Duration::MAX));
+    }
+}
+
+/// A guest that is stopped in the end by force gets its rounds before; without a link it is not stopped at all.
+#[test]
+fn force_has_rounds_and_a_link() {
+    let forced = Wanted { forced: true, throttle: 0, rounds: 1, ..WANTED };
+    let measured = Measured { writes: &[225_000], ..MEASURED };
+    assert!(matches!(plan(&measured, &forced), Plan::Round(now) if matches!(now.outcome, Outcome::Forced { .. })));
+    assert!(matches!(plan(&measured, &Wanted { rounds: 0, ..forced }), Plan::Stop(_)));
+    let outcome = |bandwidth| forecast(&Measured { bandwidth, ..MEASURED }, &forced).outcome;
+    assert_eq!((outcome(0), outcome(1)), (Outcome::NoLink, Outcome::Forced { left: 65_536, fit: 0 }));
+}
+
+/// What a migration that does not end has sent, without what is left.
+#[test]
+fn a_migration_that_never_ends_has_sent_its_rounds() {
+    let wanted = Wanted { rounds: 1, ..WANTED };
+    let never = forecast(&Measured { writes: &[225_000], ..MEASURED }, &wanted);
+    assert!(matches!(never.outcome, Outcome::TooManyRounds { .. }));
+    assert_eq!((never.pages, never.total), (65_536, Duration::from_micros(65_536 * 4)));
+}
+
+/// To the page: two vCPUs that write 10 pages a second each, over a link on which 10 in all converge and 11 do not.
+#[test]
+fn the_least_throttle_is_exact() {
+    let measured = Measured { bandwidth: 11, writes: &[10, 10], working_set: 1000, left: 100 };
+    let wanted = Wanted { downtime: Duration::from_secs(1), fixed: Duration::ZERO, rounds: u32::MAX, ..WANTED };
+    let rates = [10, 11].map(|rate| forecast(&Measured { writes: &[rate], ..measured }, &wanted).outcome);
+    assert_eq!(rates[0], Outcome::Converges);
+    assert_ne!(rates[1], Outcome::Converges);
+    let least = throttle(&measured, &wanted).unwrap();
+    assert_eq!((least.slowed, least.rate), (vec![500, 500], 10));
+    // No vCPU is stopped, whatever is allowed.
+    let fast = Measured { bandwidth: 1500, writes: &[1_000_000], working_set: 1 << 30, left: 10_000 };
+    for most in [999, 1000, u16::MAX] {
+        assert_eq!(throttle(&fast, &Wanted { throttle: most, ..wanted }).map(|least| least.slowed), Some(vec![999]));
+    }
+    assert_eq!(throttle(&fast, &Wanted { throttle: 998, ..wanted }), None);
+    let slow = Measured { bandwidth: 900, ..fast };
+    assert_eq!(throttle(&slow, &Wanted { throttle: u16::MAX, ..wanted }), None, "it still writes 1000");
+}
+
 #[test]
 fn a_small_working_set_converges_whatever_the_guest_writes() {
     let measured = Measured { writes: &[u64::MAX, u64::MAX], working_set: 2_000, ..MEASURED };

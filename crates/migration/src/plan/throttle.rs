@@ -22,7 +22,8 @@ pub struct Throttle {
 ///
 /// The vCPUs that write most are slowed down to one common rate. A vCPU that writes less than that keeps its speed.
 pub fn throttle(measured: &Measured<'_>, wanted: &Wanted) -> Option<Throttle> {
-    let converges = |rate| follow(measured, &Wanted { forced: false, ..*wanted }, rate).outcome == Outcome::Converges;
+    // That it is forced to end is another outcome.
+    let converges = |rate| follow(measured, wanted, rate).outcome == Outcome::Converges;
     let most = last(measured.rate(), converges)?;
     let slowest = |rate: u64| per_mille(rate, FULL_SPEED - wanted.throttle.min(FULL_SPEED - 1)).1;
     let capped = |rate: u64, cap: u64| rate.min(cap).max(slowest(rate));
@@ -61,4 +62,19 @@ fn last(end: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
         if holds(middle) { good = middle } else { bad = middle }
     }
     Some(good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_number_is_found() {
+        for end in [0, 1, 2, 10] {
+            assert_eq!(last(end, |_| false), None);
+            for good in 0..=end {
+                assert_eq!(last(end, |number| number <= good), Some(good), "of {end}");
+            }
+        }
+    }
 }

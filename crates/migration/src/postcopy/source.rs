@@ -113,6 +113,8 @@ impl Source {
 
 #[cfg(test)]
 mod tests {
+    use core::time::Duration;
+
     use super::*;
 
     fn slots() -> [Slot; 2] {
@@ -141,6 +143,47 @@ mod tests {
         assert_eq!((rest.len(), source.left()), (198, 0));
     }
 
+    /// A vCPU that waits comes before a guess, and no page is left out behind one.
+    #[test]
+    fn a_guess_changes_only_the_order() {
+        let mut source = Source::new(&slots(), PageSet::all(&slots()));
+        source.request(false, 7, 3, 1).unwrap();
+        source.request(true, 9, 199, 1).unwrap();
+        assert_eq!(source.next(), Some((1, 199)));
+        let mut rest = all(&mut source);
+        assert_eq!((rest.len(), rest[0]), (203, (0, 0)));
+        rest.dedup();
+        assert_eq!(rest.len(), 203);
+        // A page that is asked for again and again is listed once, and not at all if it was sent.
+        let mut source = Source::new(&slots(), PageSet::all(&slots()));
+        (0..5).for_each(|_| source.request(true, 9, 100, 2).unwrap());
+        assert_eq!((source.wanted.len(), source.next(), source.next()), (2, Some((1, 100)), Some((1, 101))));
+        (0..5).for_each(|_| source.request(true, 9, 100, 2).unwrap());
+        assert_eq!(source.wanted.len(), 0);
+    }
+
+    /// Pages on their way from the source's own store hold up others, but not those that vCPUs wait for; and not on the
+    /// next link.
+    #[test]
+    fn few_pages_are_on_their_way_at_a_time() {
+        let mut source = Source::new(&slots(), PageSet::all(&slots()));
+        let mut ahead = Ahead::new();
+        for _ in 0..AHEAD {
+            let page = source.choose(&mut ahead).unwrap();
+            ahead.push(page, (), Duration::ZERO);
+        }
+        assert_eq!((source.choose(&mut ahead), ahead.len()), (None, AHEAD));
+        source.request(true, 9, 100, 1).unwrap();
+        assert_eq!((source.choose(&mut ahead), source.choose(&mut ahead)), (Some((1, 100)), None));
+        for link in 1..3 {
+            let mut lacks = PageSet::none(&slots());
+            lacks.insert(1, 64);
+            source.resume(lacks);
+            assert_eq!((source.choose(&mut ahead), ahead.len()), (Some((1, 64)), 0), "link {link}");
+            ahead.push((1, 64), (), Duration::ZERO);
+        }
+    }
+
     #[test]
     fn what_the_target_lacks_comes_again() {
         let mut source = Source::new(&slots(), PageSet::all(&slots()));
@@ -153,5 +196,10 @@ mod tests {
             let wrong = NoSuchPages { slot, page, count: count.into() };
             assert_eq!(source.request(true, slot, page, count), Err(wrong));
         }
+        assert_eq!(
+            (source.request(true, 7, 3, 1), source.request(true, 9, 0, 200)),
+            (Ok(()), Ok(())),
+            "up to the last"
+        );
     }
 }

@@ -41,11 +41,12 @@ impl Rates {
     /// parts of the whole.
     pub fn written(&mut self, pages: u64, time: Duration, by_vcpu: Option<&[u64]>) {
         let rate = per_second(pages, time);
-        let sum = by_vcpu.map_or(0, |counts| counts.iter().sum());
         let measured = match by_vcpu {
-            Some(counts) if sum > 0 => counts.iter().map(|&count| part(rate, count, sum)).collect(),
-            // Nothing was attributed, so each vCPU may have written any page.
-            Some(counts) => counts.iter().map(|_| rate / counts.len().max(1) as u64).collect(),
+            Some(counts) => match counts.iter().sum() {
+                // Nothing was attributed, so each vCPU may have written any page.
+                0 => counts.iter().map(|_| part(rate, 1, counts.len() as u64)).collect(),
+                sum => counts.iter().map(|&count| part(rate, count, sum)).collect(),
+            },
             None => vec![rate],
         };
         let slowed = |vcpu: usize| self.slowed.get(vcpu).copied().unwrap_or(0).min(FULL_SPEED - 1);
@@ -86,6 +87,36 @@ mod tests {
         assert_eq!(rates.writes(), [300, 600, 0]);
         rates.written(600, SECOND, Some(&[0, 0, 0]));
         assert_eq!(rates.writes(), [200, 400, 200]);
+    }
+
+    #[test]
+    fn small_and_large_rates_are_exact() {
+        let mut rates = Rates::new();
+        assert_eq!((rates.bandwidth(), rates.writes()), (0, &[][..]));
+        for (pages, time, rate) in [
+            (1, SECOND, 1),
+            (1, 10 * SECOND, 1),
+            (1, Duration::from_nanos(1), 1_000_000_000),
+            (1_000_000_000, SECOND, 1_000_000_000),
+        ] {
+            rates.sent(pages, time);
+            assert_eq!(rates.bandwidth(), rate);
+        }
+        for (by_vcpu, writes) in [([1, 0], [100_000, 0]), ([0, 0], [50_000, 50_000])] {
+            rates.written(100_000, SECOND, Some(&by_vcpu));
+            assert_eq!(rates.writes(), writes);
+        }
+        rates.written(600, SECOND, Some(&[0]));
+        assert_eq!(rates.writes(), [600]);
+    }
+
+    /// A vCPU that stands still, as far as is known, is taken for one that nearly does.
+    #[test]
+    fn a_vcpu_that_is_slowed_down_completely_has_a_rate() {
+        let mut rates = Rates::new();
+        rates.slow(&Throttle { slowed: vec![999, 1000, 1001], rate: 0 });
+        rates.written(3, SECOND, Some(&[1, 1, 1]));
+        assert_eq!(rates.writes(), [1000; 3]);
     }
 
     #[test]

@@ -314,3 +314,62 @@ impl Order {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    /// A stream of a guest with two memslots, at its last round's end.
+    fn stopped() -> Order {
+        let mut order = Order::new(2);
+        let hello = Hello {
+            migration: [0; 16],
+            stream: 0,
+            streams: 1,
+            model: Name::new("any").unwrap(),
+            page_shift: 12,
+            ipa_bits: 40,
+            vcpus: 1,
+            memory: 256 << 12,
+            features: Vec::new(),
+        };
+        order.greet(hello).unwrap();
+        let slots = [(3, 0), (4, 128)].map(|(number, first)| Slot { number, read_only: false, first, pages: 128 });
+        order.slots(&slots).unwrap();
+        order.round(None, true).unwrap();
+        order.end_round(None).unwrap();
+        order
+    }
+
+    /// They may follow each other at once, and none comes twice.
+    #[test]
+    fn bitmaps_of_absent_pages_are_in_order() {
+        let words = [U64::from(1); 2];
+        let mut order = stopped();
+        assert_eq!(order.absent(3, 0, &words[..1]), Ok(()));
+        assert_eq!(order.absent(3, 0, &words), Err(OrderError::Absent { slot: 3, page: 0 }));
+        assert_eq!(order.absent(3, 64, &words[..1]), Ok(()), "where the last one ended");
+        assert_eq!(order.absent(4, 0, &words), Ok(()));
+        assert_eq!(order.absent(4, 64, &words[..1]), Err(OrderError::Absent { slot: 4, page: 64 }));
+        assert_eq!(order.absent(3, 64, &words[..1]), Err(OrderError::Absent { slot: 3, page: 64 }));
+    }
+
+    #[test]
+    fn a_target_lacks_whole_words_of_pages() {
+        let mut order = Order::new(2);
+        assert_eq!(order.absent(3, 64, &[U64::from(1)]), Ok(()));
+        for (page, words) in [(64, 0), (65, 1)] {
+            let error = SlotError::NoPage { slot: 3, page, count: 64 * words as u64 };
+            assert_eq!(order.absent(3, page, &[U64::from(1)][..words]), Err(error.into()));
+        }
+    }
+
+    #[test]
+    fn a_section_may_have_one_byte() {
+        let (mut order, name) = (stopped(), Name::new("x").unwrap());
+        assert_eq!(order.section(name, 0, 1), Ok(()));
+        assert_eq!((order.part(None, 1), order.section(name, 1, 0), order.end()), (Ok(0), Ok(()), Ok(())));
+    }
+}

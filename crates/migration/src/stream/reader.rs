@@ -129,3 +129,35 @@ fn fill(source: &mut impl Read, mut bytes: &mut [u8], offset: &mut u64) -> Resul
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commit::{Owner, Ownership};
+    use crate::stream::{Compression, Message, Name, Writer};
+
+    #[test]
+    fn the_bound_on_the_heap_is_a_bit_for_each_page() {
+        assert_eq!([0, 1, 1 << 15, 1 << 38].map(heap_bound), [393_216, 393_217, 393_217, 393_216 + (1 << 23)]);
+    }
+
+    /// A stream of messages may stop between two of them, and not within one.
+    #[test]
+    fn bytes_behind_the_last_record_are_a_cut() {
+        let mut bytes = Vec::new();
+        let from = Ownership { owner: Owner { host: 1, incarnation: 2 }, epoch: 3 };
+        let mut writer = Writer::new(&mut bytes, Compression::Off);
+        writer.message(&Message::Taken(from)).unwrap();
+        writer.flush().unwrap();
+        drop(writer);
+        let model = Name::new("any").unwrap();
+        let here = Capabilities { model, page_shift: 12, ipa_bits: 40, vcpus: 1, memory: 0, features: Vec::new() };
+        let mut reader = Reader::new(&bytes[..], here.clone());
+        assert!(matches!(reader.next(), Ok(Some(Record::Message(Message::Taken(taken)))) if taken == from));
+        assert!(matches!(reader.next(), Ok(None)) && matches!(reader.next(), Ok(None)), "at the end again and again");
+        bytes.push(0);
+        let mut reader = Reader::new(&bytes[..], here);
+        assert!(reader.next().is_ok());
+        assert!(matches!(reader.next(), Err(ReadError { cause: Cause::Cut, .. })));
+    }
+}

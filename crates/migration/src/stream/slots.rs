@@ -206,6 +206,39 @@ mod tests {
     }
 
     #[test]
+    fn there_are_no_more_memslots_than_allowed() {
+        let slots: Vec<_> = (0..=SLOTS_MAX as u64).map(|number| slot(number as u16, number, 1)).collect();
+        assert_eq!(Slot::from_bytes(&Slot::to_bytes(&slots[1..])).map(|slots| slots.len()), Ok(SLOTS_MAX));
+        let bytes = Slot::to_bytes(&slots);
+        assert_eq!(Slot::from_bytes(&bytes), Err(SlotError::Size(bytes.len())));
+    }
+
+    /// No bit is beyond the memslot; words without bits may be.
+    #[test]
+    fn a_bitmap_is_within_its_memslot() {
+        let slots = Slots::new(&[slot(7, 0, 128), slot(8, 128, 65)], 193, 1000).unwrap();
+        assert_eq!(slots.count(), 0);
+        let check = |slot, first, words: &[u64]| {
+            slots.check_bits(slot, first, &words.iter().map(|word| U64::from(*word)).collect::<Vec<_>>())
+        };
+        let last = 1 << 63;
+        assert_eq!((check(7, 0, &[0, last]), check(7, 64, &[last]), check(8, 0, &[last, 1])), (Ok(0), Ok(0), Ok(1)));
+        assert_eq!((check(8, 0, &[1, 0]), check(8, 64, &[0])), (Ok(1), Ok(1)));
+        for (slot, page, words) in [
+            (8, 0, &[0, 2][..]),
+            (8, 64, &[2]),
+            (7, 128, &[0]),
+            (7, 1, &[1]),
+            (7, 0, &[]),
+            (9, 0, &[1]),
+            (7, u64::MAX - 63, &[0, 1]),
+        ] {
+            let error = SlotError::NoPage { slot, page, count: 64 * words.len() as u64 };
+            assert_eq!(check(slot, page, words), Err(error));
+        }
+    }
+
+    #[test]
     fn a_page_comes_once_a_round() {
         let mut slots = Slots::new(&[slot(7, 0, 65), slot(8, 65, 3)], 68, 100).unwrap();
         slots.begin();
