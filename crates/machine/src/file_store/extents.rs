@@ -115,6 +115,23 @@ mod tests {
         assert_eq!((extents.take(24), extents.count()), (Some(0..24), 0));
     }
 
+    /// All that is left, to the last sector, and nothing that is taken.
+    #[test]
+    fn pieces_are_free_sectors() {
+        let mut extents = Extents::new(24);
+        assert_eq!(extents.take(24), Some(0..24));
+        assert!(extents.free.is_empty());
+        extents.give(4..8);
+        extents.give(16..24);
+        assert_eq!(extents.take_pieces(10), Some(vec![4..8, 16..22]));
+        extents.give(4..8);
+        assert_eq!((extents.take_pieces(5), extents.count()), (Some(vec![4..8, 22..23]), 1));
+        extents.give(4..8);
+        assert_eq!((extents.take_pieces(6), extents.count()), (None, 5));
+        assert_eq!((extents.take_pieces(5), extents.count()), (Some(vec![4..8, 23..24]), 0));
+        assert!(extents.free.is_empty());
+    }
+
     #[test]
     fn a_file_that_is_smaller_has_less() {
         let mut extents = Extents::new(32);

@@ -168,8 +168,10 @@ fn room_that_is_reserved_is_there_or_is_refused() {
     assert_eq!(file.metadata().unwrap().len(), 100 * PAGE);
     for (pages, cluster, read_ahead) in [(0, 1, 1), (1, 0, 1), (1, 1, 0)] {
         let options = FileStoreOptions { cluster, read_ahead, ..FileStoreOptions::new(pages) };
-        let refused = FileStore::new(file.try_clone().unwrap(), &options).unwrap_err();
-        assert_eq!(refused, FileStoreError::Empty { pages, cluster, read_ahead });
+        for make in [FileStore::new, FileStore::reserve] {
+            let refused = make(file.try_clone().unwrap(), &options).unwrap_err();
+            assert_eq!(refused, FileStoreError::Empty { pages, cluster, read_ahead });
+        }
     }
 }
 

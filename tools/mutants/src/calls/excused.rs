@@ -52,7 +52,7 @@ const EXCUSED: &[Excused] = &[
     Excused {
         file: "crates/memory/src/guest.rs",
         label: "GuestMemory::write_in_page/lock/no-acquire",
-        reason: "the CPU that maps the page takes the lock later, and so sees the write",
+        reason: "no write is made before the lock is read, and a CPU that maps or takes away the page locks later",
     },
     // Beside pages, this lock hands over the fact that a table has left its tree. A CPU may walk by an entry of the
     // page's next table without that fact. It changes nothing there before it takes the table's lock, which also hands

@@ -359,6 +359,26 @@ const EXCUSED: &[Excused] = &[
     excused(WAITERS, "Waiting::queue_peek: 1 => 2", NAME),
     excused(WAITERS, "Waiting::used: self.count == 0 => false", LOOK),
     excused(WAITERS, "Waiting::take_if: self.count == 0 => false", LOOK),
+    // Migration.
+    excused(HELLO, "Hello::refusals: 0 => 1", "no page of a hello that was checked has one byte, nor none"),
+    excused(HELLO, "Hello::check: 1 => 2 #4", "one byte is no multiple of a page"),
+    excused(MESSAGE, "message::text: 0 => 1", "a character fits, and an empty text has the same end without any"),
+    excused(MESSAGE, "message::text: 0 => 1 #2", "a character has at most four bytes, so an end is found"),
+    excused(ORDER, "Order::new: 0 => 1 #2", "a section sets it before a part reads it"),
+    excused(ORDER, "Order::new: 0 => 1 #3", "a section sets it before a part reads it"),
+    excused(ORDER, "Order::resume: 0 => 1 #2", "after a resumption, only whether it is set is read"),
+    excused(ORDER, "Order::resume: 0 => 1 #3", "after a resumption, only whether it is set is read"),
+    excused(PAGE, "Packer::pack: 0 => 1", "only what the compression has written is sent"),
+    excused(RECORD, "record::interpret: 0 => 1", "a page fills the bytes, or is refused"),
+    excused(STREAM_SLOTS, "Slots::begin: self.count > 0 => true", "a round without pages has no bits to clear"),
+    excused(
+        STREAM_SLOTS,
+        "Slots::begin: self.count > 0 => self.count >= 0",
+        "a round without pages has no bits to clear",
+    ),
+    excused(POSTCOPY_SOURCE, "Source::new: 0 => 1 #3", "pages that are on their way on another link are none at first"),
+    excused(POSTCOPY_SOURCE, "Source::resume: 1 => 2", NAME),
+    excused(EXTENTS, "Extents::cut: **end > limit => **end >= limit", "an extent that ends there loses no sector"),
     excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is always set"),
     // Maps, passes, splits and unmaps.
     excused(MAP, "Stage2::map_to: !CacheMaintenance::new(self.features(), attributes).is_needed() => false", LONG_WAY),
@@ -507,6 +527,14 @@ const PEEK: &str = "crates/memory/src/swap/peek.rs";
 const PEEKS: &str = "crates/memory/src/swap/peeks.rs";
 const PINS: &str = "crates/memory/src/swap/pins.rs";
 const WAITERS: &str = "crates/memory/src/swap/waiters.rs";
+const HELLO: &str = "crates/migration/src/stream/hello.rs";
+const MESSAGE: &str = "crates/migration/src/stream/message.rs";
+const ORDER: &str = "crates/migration/src/stream/order.rs";
+const PAGE: &str = "crates/migration/src/stream/page.rs";
+const RECORD: &str = "crates/migration/src/stream/record.rs";
+const STREAM_SLOTS: &str = "crates/migration/src/stream/slots.rs";
+const POSTCOPY_SOURCE: &str = "crates/migration/src/postcopy/source.rs";
+const EXTENTS: &str = "crates/machine/src/file_store/extents.rs";
 const ADAPTIVE: &str = "crates/memory/src/dirty/adaptive.rs";
 const BITS: &str = "crates/memory/src/dirty/bits.rs";
 const CLEAR: &str = "crates/memory/src/dirty/clear.rs";
