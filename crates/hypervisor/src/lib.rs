@@ -36,6 +36,7 @@
 //! | [`exception_table`], [`at`] | instructions of EL2 that a guest can make abort |
 //! | [`panic`](mod@panic) | the one report before the end |
 //! | [`console`], [`control`], [`semihosting`] | the outputs |
+//! | [`serial_port`] | the driver of a virtio console's port, for the control channel |
 //! | [`power`], [`shutdown`] | PSCI calls to the firmware; the exit of the image |
 //! | [`heap`] | `alloc` |
 //! | [`pmu`], [`count`] | counts instructions at EL2, and rejects impossible counts |
@@ -67,6 +68,7 @@ pub mod pmu;
 pub mod power;
 pub mod registers;
 pub mod semihosting;
+pub mod serial_port;
 pub mod shutdown;
 pub mod stage1;
 pub mod start;

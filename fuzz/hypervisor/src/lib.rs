@@ -24,6 +24,8 @@ pub mod cpus;
 pub mod inject;
 #[path = "../../../crates/hypervisor/src/registers/mod.rs"]
 pub mod registers;
+#[path = "../../../crates/hypervisor/src/serial_port/mod.rs"]
+pub mod serial_port;
 #[path = "../../../crates/hypervisor/src/stage1.rs"]
 pub mod stage1;
 #[path = "../../../crates/hypervisor/src/translate.rs"]
