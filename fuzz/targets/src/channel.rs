@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The framed control channel. Two targets: what the hypervisor reads, and what the launcher reads.
 
-use twofold_abi::channel::wire::ENCODED_MAX;
+use twofold_abi::channel::wire::{ENCODED_MAX, PAYLOAD_MAX};
 use twofold_abi::channel::{
     Frame, FrameError, FrameReader, FrameWriter, MessageError, ReceiveCredit, SendCredit, ToHypervisor, ToLauncher,
 };
 
 /// Any bytes are frames and errors, the same ones however they are cut up. Each frame is one message or is refused, and
-/// a message is written as the frame that it was read from. Credit holds whatever is granted.
+/// a message is written as the frame that it was read from. Any payload comes back. Credit holds whatever is granted.
 pub fn channel_hypervisor(data: &[u8]) {
     let mut credit = SendCredit::default();
     let mut granted = 0;
@@ -48,6 +48,10 @@ type Owned = Result<(u8, Option<u16>, Vec<u8>), FrameError>;
 fn each_frame(data: &[u8], mut message: impl FnMut(&Frame<'_>, &mut FrameWriter) -> Result<Vec<u8>, MessageError>) {
     let Some((&size, stream)) = data.split_first() else { return };
     let mut writer = FrameWriter::new();
+    // Any bytes are a payload, which is read as it was written.
+    let payload = &stream[..stream.len().min(PAYLOAD_MAX)];
+    let bytes = writer.write(size, None, &[], payload).expect("it is short enough");
+    assert_eq!(read(&[&[0], bytes].concat(), usize::MAX), [Ok((size, None, payload.to_vec()))]);
     let whole = read(stream, usize::MAX);
     assert_eq!(whole, read(stream, usize::from(size).max(1)));
     // What came before the first delimiter is nothing; each end of a frame is one result at most.

@@ -28,7 +28,13 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
             0 => _ = clock.read(any::register(u)?, any::width(u)?, now, &mut line),
             1 => clock.write(any::register(u)?, any::width(u)?, u.arbitrary()?, now, &mut line),
             2 => {
-                let (due, to) = (clock.due(), now.saturating_add(u.arbitrary()?));
+                let due = clock.due();
+                let to = match (u.arbitrary::<u8>()?, due) {
+                    (0..0x40, Some(due)) => due,
+                    (0x40..0x60, Some(due)) => due.saturating_sub(1).max(now),
+                    (0xf0.., _) => now.saturating_add(u.arbitrary()?),
+                    (seconds, _) => now.saturating_add(seconds.into()),
+                };
                 let comes = due.is_some_and(|due| due <= to);
                 let was = line;
                 clock.advance(to, &mut line);
