@@ -13,6 +13,7 @@
 //! | [`power`] | the power states of vCPUs that share CPUs, and PSCI 1.1 |
 //! | [`restart`] | how a guest begins, and begins anew after a reset |
 //! | [`trng`] | random numbers for a guest |
+//! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
 //! | [`psci`] | PSCI for vCPUs that each own a CPU. The hypervisor uses it until its vCPUs share CPUs |
 //! | [`claim`] | a right that only one CPU gets: to switch a vCPU on, to report the end |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
@@ -34,4 +35,5 @@ mod primitive;
 pub mod psci;
 pub mod refusals;
 pub mod restart;
+pub mod scheduler;
 pub mod trng;

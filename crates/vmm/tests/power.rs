@@ -110,7 +110,7 @@ fn a_32_bit_call_has_32_bit_arguments() {
 #[test]
 fn affinity_info_is_of_a_group() {
     let mut power = power();
-    let mut info = |power: &mut Power, target, level| answer(power, AFFINITY_INFO_64, [target, level, 0]);
+    let info = |power: &mut Power, target, level| answer(power, AFFINITY_INFO_64, [target, level, 0]);
     // The first group has a vCPU that is on; what is below the level is ignored.
     assert_eq!((info(&mut power, 0, 1), info(&mut power, 0xee, 1), info(&mut power, 0xffee, 2)), (0, 0, 0));
     assert_eq!((info(&mut power, 0x100, 1), info(&mut power, 0x1_0000, 2)), (1, 1));
@@ -255,7 +255,7 @@ impl Model {
             MIGRATE_INFO_TYPE => "2".into(),
             CPU_ON_32 | CPU_ON_64 => {
                 let Some(target) = of_level(0).first().copied() else { return "-2".into() };
-                if b % 4 != 0 || b < RAM.start || b >= RAM.end {
+                if b % 4 != 0 || !RAM.contains(&b) {
                     "-9".into()
                 } else if self.asked[target].is_some() {
                     "-5".into()

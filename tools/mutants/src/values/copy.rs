@@ -296,6 +296,7 @@ fn of_crates() -> Vec<Judge> {
         all("vmm", "psci"),
         all("vmm", "refusals"),
         all("vmm", "restart"),
+        all("vmm", "scheduler"),
         Judge { filter: "file_store::", ..all("machine", "twofold_machine") },
         Judge { except: &["vcpus::"], ..all("machine", "file_store") },
     ]

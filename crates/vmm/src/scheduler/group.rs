@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Groups of entities: weights, and the clocks by which running entities are charged.
+//!
+//! A group's clock runs while an entity waits for a CPU, at the number of its entities that can run divided by its
+//! weight. A running entity's virtual time grows by what the clock grew. So a change of that number counts from its
+//! moment on, for each running entity, and costs one addition.
+
+use alloc::vec::Vec;
+use core::num::NonZeroU32;
+
+use super::{EntityId, Ticks, Virtual};
+
+/// A group's weight, 1 to 1024.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight(NonZeroU32);
+
+impl Weight {
+    /// The largest weight.
+    pub const MAX: u32 = 1024;
+
+    /// This weight, or the largest one if it is larger.
+    pub const fn new(weight: NonZeroU32) -> Self {
+        match NonZeroU32::new(Self::MAX) {
+            Some(max) if weight.get() > Self::MAX => Self(max),
+            _ => Self(weight),
+        }
+    }
+}
+
+/// The time during which at least one entity waited for a CPU.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ContendedTime {
+    /// Entities that wait.
+    waiting: u32,
+    /// The contended time until `since`.
+    until: Ticks,
+    since: Ticks,
+}
+
+impl ContendedTime {
+    /// The contended time until `now`.
+    pub(super) fn at(&self, now: Ticks) -> Ticks {
+        if self.waiting == 0 { self.until } else { self.until + (now - self.since) }
+    }
+
+    /// Whether an entity waits.
+    pub(super) fn is_running(&self) -> bool {
+        self.waiting != 0
+    }
+
+    /// One more entity waits.
+    pub(super) fn add(&mut self, now: Ticks) {
+        if self.waiting == 0 {
+            self.since = now;
+        }
+        self.waiting += 1;
+    }
+
+    /// One entity fewer waits.
+    pub(super) fn subtract(&mut self, now: Ticks) {
+        self.until = self.at(now);
+        self.since = now;
+        self.waiting -= 1;
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    /// Virtual time in a tick of one entity that has the whole weight: 2^32 / weight.
+    tick: u64,
+    /// How many entities can run.
+    runnable: u32,
+    /// The group's clock at the contended time `at`.
+    clock: Virtual,
+    at: Ticks,
+    pub(super) members: Vec<EntityId>,
+    /// The place in `members` of the one that got the last slice that was handed on.
+    pub(super) handed_to: usize,
+    pub(super) is_removed: bool,
+}
+
+impl Group {
+    pub(super) fn new(weight: Weight, contended: Ticks) -> Self {
+        let (members, is_removed) = (Vec::new(), false);
+        Self { tick: tick(weight), runnable: 0, clock: 0, at: contended, members, handed_to: 0, is_removed }
+    }
+
+    /// The virtual time in a tick of one entity.
+    pub(super) fn rate(&self) -> Virtual {
+        Virtual::from(self.tick) * Virtual::from(self.runnable.max(1))
+    }
+
+    /// The group's clock at this contended time.
+    pub(super) fn clock(&self, contended: Ticks) -> Virtual {
+        self.clock + Virtual::from(contended - self.at) * self.rate()
+    }
+
+    /// One more entity can run.
+    pub(super) fn add_runnable(&mut self, contended: Ticks) {
+        self.settle(contended);
+        self.runnable += 1;
+    }
+
+    /// One entity fewer can run.
+    pub(super) fn subtract_runnable(&mut self, contended: Ticks) {
+        self.settle(contended);
+        self.runnable -= 1;
+    }
+
+    pub(super) fn set_weight(&mut self, weight: Weight, contended: Ticks) {
+        self.settle(contended);
+        self.tick = tick(weight);
+    }
+
+    fn settle(&mut self, contended: Ticks) {
+        self.clock = self.clock(contended);
+        self.at = contended;
+    }
+}
+
+fn tick(weight: Weight) -> u64 {
+    (1 << 32) / u64::from(weight.0.get())
+}
