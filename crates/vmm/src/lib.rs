@@ -8,6 +8,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`config`], [`load`], [`device_tree`] | the guest's configuration, its place in memory, its device tree |
+//! | [`guests`], [`images`] | several guests on one machine: what fits, and whether images are what they are given as |
 //! | [`agreement`] | the features that the guest's CPUs share, and the CPUs that must not run it |
 //! | [`calls`] | a guest's calls by HVC and SMC: which service answers, and what can be discovered |
 //! | [`power`] | the power states of vCPUs that share CPUs, and PSCI 1.1 |
@@ -29,6 +30,8 @@ pub mod calls;
 pub mod claim;
 pub mod config;
 pub mod device_tree;
+pub mod guests;
+pub mod images;
 pub mod load;
 pub mod power;
 mod primitive;

@@ -291,6 +291,7 @@ fn of_crates() -> Vec<Judge> {
         all("migration", "stream"),
         all("vmm", "twofold_vmm"),
         all("vmm", "agreement"),
+        all("vmm", "guests"),
         all("vmm", "calls"),
         all("vmm", "power"),
         all("vmm", "psci"),

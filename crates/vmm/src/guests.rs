@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Several guests on one machine: what each asks for, checked against what there is, before anything starts.
+//!
+//! Invariant: either all guests fit together, each within limits of its own, or none is started. What is admitted is
+//! reserved: no guest's need, at its worst, takes what another was promised. So a guest that uses up its limit ends or
+//! waits alone.
+
+use alloc::vec::Vec;
+use core::num::NonZeroU32;
+
+use thiserror::Error;
+use twofold_abi::virt;
+
+use crate::config::Config;
+use crate::images::{self, ImageError};
+use crate::load::{Layout, LoadError};
+use crate::scheduler::Weight;
+
+/// A guest to start.
+#[derive(Clone, Copy)]
+pub struct Guest<'a> {
+    /// Its name in commands and messages.
+    pub name: &'a str,
+    /// Images, memory and vCPUs.
+    pub config: &'a Config<'a>,
+    /// Its weight in the scheduler, 1 to [`Weight::MAX`].
+    pub weight: u32,
+}
+
+/// What a machine has for guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Free RAM in bytes, in whole huge pages.
+    pub free: u64,
+    /// Bits of a VMID, 8 or 16.
+    pub vmid_bits: u32,
+    /// What is missing that no guest can do without.
+    pub missing: Option<Missing>,
+}
+
+/// What a machine must have.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Missing {
+    /// The image was not entered at EL2.
+    #[error("this machine has no EL2, or its firmware does not enter it (QEMU: `-machine virt,virtualization=on`)")]
+    El2,
+    /// There is no GICv3.
+    #[error("this machine has no GICv3 (QEMU: `-machine virt,gic-version=3`)")]
+    GicV3,
+    /// There is no virtual CPU interface of the GIC.
+    #[error("this machine's GICv3 has no list registers for guests")]
+    ListRegisters,
+}
+
+/// A guest that may be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// Where its images go.
+    pub layout: Layout,
+    /// The most frames of 4 KiB that it may own: its memory, and all tables that can map it.
+    pub frames: u64,
+    /// Its VMID, which no other guest has.
+    pub vmid: u16,
+    /// Its weight.
+    pub weight: Weight,
+}
+
+/// Why the guests cannot be started together.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Refused<'a> {
+    /// The machine lacks something.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// The number of guests.
+    #[error("--guest: {given} guests are not possible; give 1 to {most}")]
+    Count {
+        /// The guests.
+        given: usize,
+        /// The most that are possible here.
+        most: usize,
+    },
+    /// All guests together.
+    #[error("--cpus: all guests together have {given} vCPUs; give at most {MAX_VCPUS}")]
+    Vcpus {
+        /// The vCPUs.
+        given: u64,
+    },
+    /// One guest.
+    #[error("guest {name:?}: {why}")]
+    Guest {
+        /// The guest.
+        name: &'a str,
+        /// The reason.
+        why: Why,
+    },
+}
+
+/// Why one guest cannot be started.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Why {
+    /// The name.
+    #[error("--name: a name has 1 to {NAME_MAX} characters, each a letter from a to z, a digit or a hyphen")]
+    Name,
+    /// Another guest has the same name.
+    #[error("--name: another guest has this name")]
+    SameName,
+    /// The number of vCPUs.
+    #[error("--cpus {0}: give 1 to {max}", max = virt::MAX_CPUS)]
+    Cpus(u32),
+    /// The weight.
+    #[error("--weight {0}: give 1 to {max}", max = Weight::MAX)]
+    Weight(u32),
+    /// The memory is not a number of pages.
+    #[error("--memory {0}: give a multiple of 4096 bytes that is not 0")]
+    Memory(u64),
+    /// There is less memory.
+    #[error(
+        "--memory: it takes {wanted} MiB with its tables, and {free} MiB are free, or left by the guests before it"
+    )]
+    NoMemory {
+        /// What it takes, in MiB.
+        wanted: u64,
+        /// What is free, in MiB.
+        free: u64,
+    },
+    /// An image is not what it is given as.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The images have no place in its memory.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
+/// The most vCPUs of all guests together: EL2 reserves memory for each.
+pub const MAX_VCPUS: u64 = 512;
+/// The most characters of a name.
+pub const NAME_MAX: usize = 15;
+
+/// Checks guests against a machine, in their order: the first that does not fit is named.
+pub fn admit<'a>(guests: &[Guest<'a>], host: &Host) -> Result<Vec<Admitted>, Refused<'a>> {
+    if let Some(missing) = host.missing {
+        return Err(missing.into());
+    }
+    // VMID 0 is the hypervisor's, for tables that belong to no guest.
+    let most = (1 << host.vmid_bits.min(16)) - 1;
+    let given = guests.len();
+    if !(1..=most).contains(&given) {
+        return Err(Refused::Count { given, most });
+    }
+    let mut admitted = Vec::with_capacity(given);
+    let mut free = host.free;
+    for (number, guest) in guests.iter().enumerate() {
+        let refused = |why| Refused::Guest { name: guest.name, why };
+        if guests[..number].iter().any(|other| other.name == guest.name) {
+            return Err(refused(Why::SameName));
+        }
+        let one = check(guest, number as u16 + 1, free).map_err(refused)?;
+        free -= one.frames * PAGE;
+        admitted.push(one);
+    }
+    let given = guests.iter().map(|guest| u64::from(guest.config.cpus)).sum();
+    if given > MAX_VCPUS {
+        return Err(Refused::Vcpus { given });
+    }
+    Ok(admitted)
+}
+
+/// The most frames that a guest's tables can take: with 4 KiB pages, a table for each 2 MiB, one for each 1 GiB, and so
+/// on. Each range, RAM and test slots, may begin and end within a table of each level; and the devices have some.
+pub fn table_frames(config: &Config<'_>) -> u64 {
+    const LEVELS: u32 = 3;
+    /// Concatenated tables of the first level.
+    const ROOT: u64 = 16;
+    /// The devices' pages lie in two ranges of 1 GiB at most.
+    const DEVICES: u64 = 8;
+    let bytes = total(config);
+    let ranges = 1 + config.test.map_or(0, |test| u64::from(test.slots));
+    let of_level = |level| (bytes >> (12 + 9 * level)) + 2 * ranges;
+    (1..=LEVELS).map(of_level).sum::<u64>() + ROOT + DEVICES
+}
+
+const PAGE: u64 = 4096;
+
+fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
+    let config = guest.config;
+    let is_plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+    if !(1..=NAME_MAX).contains(&guest.name.len()) || !guest.name.bytes().all(is_plain) {
+        return Err(Why::Name);
+    }
+    if !(1..=virt::MAX_CPUS).contains(&config.cpus) {
+        return Err(Why::Cpus(config.cpus));
+    }
+    let weight = NonZeroU32::new(guest.weight).filter(|weight| weight.get() <= Weight::MAX);
+    let weight = Weight::new(weight.ok_or(Why::Weight(guest.weight))?);
+    if config.memory == 0 || !config.memory.is_multiple_of(PAGE) {
+        return Err(Why::Memory(config.memory));
+    }
+    images::check_kernel(config.kernel)?;
+    images::check_initrd(config.initrd)?;
+    // RAM is given in huge pages.
+    let frames =
+        total(config).div_ceil(HUGE_PAGE).saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config));
+    if frames.checked_mul(PAGE).is_none_or(|bytes| bytes > free) {
+        return Err(Why::NoMemory { wanted: frames.div_ceil(256), free: free >> 20 });
+    }
+    let layout = Layout::new(config)?;
+    Ok(Admitted { layout, frames, vmid, weight })
+}
+
+const HUGE_PAGE: u64 = twofold_memory::HUGE_PAGE;
+
+fn total(config: &Config<'_>) -> u64 {
+    config.memory.saturating_add(config.test.map_or(0, |test| test.size()))
+}
