@@ -41,8 +41,6 @@ impl Vgic {
         let count = interface.list_registers();
         let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return 0 };
         state.slots.clear(count);
-        // Conservative: the first end of an interrupt that was taken out corrects it.
-        state.slots.outside = true;
         state.loaded = true;
         state.owed = 0;
         let bank = &mut state.private;
@@ -53,8 +51,12 @@ impl Vgic {
         }
         interface.set_control(control::ALWAYS);
         let mut effects = Effects::default();
-        self.arrange(vcpu, interface, &mut effects);
-        self.vcpus.get(vcpu.index()).map_or(0, |state| state.private.held)
+        if state.slots.outside {
+            self.arrange(vcpu, interface, &mut effects);
+        } else {
+            self.fill(vcpu, interface, &mut effects);
+        }
+        self.held(vcpu)
     }
 
     /// The vCPU leaves this CPU: its interface is saved, its list registers are drained, and the hardware's virtual

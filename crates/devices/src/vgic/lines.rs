@@ -21,8 +21,8 @@ impl Vgic {
     ///
     /// Of a [linked](super::Config::linked) PPI, the embedder reports the physical line's level before it loads the vCPU,
     /// after it has unloaded it and whenever the level changes while it is not loaded; and, so that the guest reads what
-    /// is, before it forwards an access of the guest to this vCPU's redistributor. While the vCPU is loaded the interrupt
-    /// [fires](Self::fire) by itself, so nothing depends on these reports.
+    /// is, before it forwards an access of the guest to this vCPU's redistributor (and before a retry). While the vCPU is
+    /// loaded the interrupt [fires](Self::fire) by itself, so nothing else depends on these reports.
     pub fn set_ppi<I: CpuInterface>(
         &mut self,
         vcpu: VcpuId,

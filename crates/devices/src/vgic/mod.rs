@@ -249,6 +249,7 @@ impl Vgic {
             let bank = &mut state.private;
             *bank = Bank { line: bank.line, linked: bank.linked, ..Bank::new(0xffff) };
             state.saved = SavedInterface::RESET;
+            state.slots.outside = false;
             state.asleep = true;
         }
         for shared in &mut self.spis {

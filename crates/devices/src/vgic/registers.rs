@@ -115,6 +115,12 @@ impl Vgic {
         if changed == 0 {
             return;
         }
+        // What the guest ended before its write ends first.
+        if matches!(kind, Kind::SetActive | Kind::ClearActive)
+            && let Some((vcpu, interface)) = here.both()
+        {
+            self.settle(vcpu, interface, effects);
+        }
         // What is enabled now was in no list register as pending.
         if kind != Kind::SetEnable {
             self.touch(bank, changed, here, effects);

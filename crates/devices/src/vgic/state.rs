@@ -218,6 +218,7 @@ impl Vgic {
                 state.asleep = asleep == 1;
                 state.saved = SavedInterface { machine_control, active_priorities };
                 state.private = bank;
+                state.slots.outside = true;
             }
         }
         for (n, shared) in self.spis.iter_mut().enumerate() {

@@ -70,7 +70,8 @@ pub(super) struct Slots {
     intid: [u16; MOST_LIST_REGISTERS],
     /// More interrupts wait than list registers can hold.
     pub overflow: bool,
-    /// Interrupts that the guest handles may be in no list register, so `EOIcount` counts their ends.
+    /// Interrupts that the guest handles may be in no list register, so `EOIcount` counts their ends. Kept while the vCPU
+    /// is not loaded; conservative: the first end that finds none corrects it.
     pub outside: bool,
     /// `ICH_HCR_EL2` as it was last written, without `EOIcount`.
     pub control: u64,
@@ -91,8 +92,9 @@ impl Slots {
         }
     }
 
+    /// A CPU with `count` list registers has the vCPU. They are empty.
     pub const fn clear(&mut self, count: usize) {
-        *self = Self::new();
+        *self = Self { outside: self.outside, ..Self::new() };
         self.count = if count == 0 {
             1
         } else if count > MOST_LIST_REGISTERS {

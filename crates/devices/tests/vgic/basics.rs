@@ -138,3 +138,36 @@ fn a_reset_state_identifies_itself() {
     assert_eq!(word(Frame::Redistributor(vcpu(1), 0xffe8)) >> 4 & 15, 3);
     assert_eq!(word(Frame::Redistributor(vcpu(1), 0x14)), 6);
 }
+
+/// The timer's interrupt is pended by software while it is handled: its list register cannot be linked any more, so
+/// software ends the physical interrupt.
+#[test]
+fn a_linked_interrupt_that_is_pended_twice_ends_by_software() {
+    let (mut vgic, mut cpu) = machine();
+    assert!(vgic.fire(vcpu(0), intid(TIMER), &mut Here::loaded(vcpu(0), &mut cpu)).is_none());
+    assert_eq!(cpu.acknowledge(true), TIMER);
+    write(&mut vgic, Frame::Redistributor(vcpu(0), 0x1_0200), 1 << TIMER, &mut Here::loaded(vcpu(0), &mut cpu));
+    assert!(vgic.unload(vcpu(0), &mut cpu).is_none());
+    assert_eq!(vgic.load(vcpu(0), &mut cpu), 1 << TIMER);
+    cpu.end(TIMER, true);
+    assert!(cpu.maintenance());
+    let effects = vgic.sync(vcpu(0), &mut Here::loaded(vcpu(0), &mut cpu));
+    assert_eq!(effects.deactivate, 1 << TIMER);
+    assert_eq!(cpu.acknowledge(true), TIMER);
+    cpu.end(TIMER, true);
+    assert_eq!(cpu.deactivated, []);
+    assert_eq!(cpu.acknowledge(true), SPURIOUS);
+}
+
+/// The guest set the timer's interrupt active, and then the timer fires: what the guest ends is not lost.
+#[test]
+fn a_linked_interrupt_that_fires_while_it_is_handled_fires_again() {
+    let (mut vgic, mut cpu) = machine();
+    write(&mut vgic, Frame::Redistributor(vcpu(0), 0x1_0200), 1 << TIMER, &mut Here::loaded(vcpu(0), &mut cpu));
+    assert_eq!(cpu.acknowledge(true), TIMER);
+    assert!(vgic.fire(vcpu(0), intid(TIMER), &mut Here::loaded(vcpu(0), &mut cpu)).is_none());
+    cpu.end(TIMER, true);
+    assert!(cpu.maintenance());
+    let effects = vgic.sync(vcpu(0), &mut Here::loaded(vcpu(0), &mut cpu));
+    assert_eq!(effects.deactivate, 1 << TIMER);
+}

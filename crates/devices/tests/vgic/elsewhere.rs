@@ -227,3 +227,16 @@ fn a_linked_interrupt_is_released_where_its_vcpu_is() {
     assert_eq!(effects.deactivate, 1 << TIMER);
     assert_eq!(two.cpus[1].acknowledge(true), SPURIOUS);
 }
+
+/// The timer of vCPU 1 is lowered by another CPU while it is pending: nothing is left that holds the physical interrupt.
+#[test]
+fn a_linked_interrupt_whose_line_falls_is_withdrawn_and_released() {
+    let mut two = Two::new();
+    let timer = Intid::new(TIMER).unwrap();
+    assert!(two.vgic.fire(vcpu(1), timer, &mut Here::loaded(vcpu(1), &mut two.cpus[1])).is_none());
+    let effects = two.vgic.set_ppi(vcpu(1), timer, false, &mut Here::loaded(vcpu(0), &mut two.cpus[0]));
+    assert_eq!((effects.kick.contains(vcpu(1)), effects.deactivate), (true, 0));
+    assert_eq!(two.sync(1).deactivate, 1 << TIMER);
+    assert_eq!(two.vgic.held(vcpu(1)), 0);
+    assert_eq!(two.cpus[1].acknowledge(true), SPURIOUS);
+}

@@ -47,6 +47,14 @@ impl Interface {
     }
 }
 
+/// Of interrupts with equal priorities in two groups, one may be signalled, and another not, because each group has its
+/// own binary point. Which is first is open.
+#[derive(Clone, Copy, Debug)]
+pub struct Signals {
+    pub certain: bool,
+    pub possible: bool,
+}
+
 pub struct Model {
     pub control: u8,
     pub affinities: Vec<u32>,
@@ -140,9 +148,11 @@ impl Model {
         self.interfaces[vcpu].running.iter().copied().min().unwrap_or(0xff)
     }
 
-    /// Is an interrupt signalled to the vCPU? Of equal priorities, any counts.
-    pub fn signals(&self, vcpu: usize) -> bool {
-        self.first(vcpu).iter().any(|(_, one)| self.signalled(vcpu, one))
+    /// Is an interrupt signalled to the vCPU?
+    pub fn signals(&self, vcpu: usize) -> Signals {
+        let first = self.first(vcpu);
+        let mut signalled = first.iter().map(|(_, one)| self.signalled(vcpu, one));
+        Signals { certain: !first.is_empty() && signalled.clone().all(|yes| yes), possible: signalled.any(|yes| yes) }
     }
 
     /// The group of an interrupt that is signalled.
