@@ -31,6 +31,7 @@
 //! | [`board`] | the machine, as its device tree describes it |
 //! | [`cpus`] | the other CPUs, and each CPU's stacks |
 //! | [`registers`] | the control registers, and the value of each |
+//! | [`guest_cpu`] | the ID registers that a guest sees |
 //! | [`world`], [`context`] | the switch into the guest and back, and the switched registers |
 //! | [`vectors`] | the exception vectors |
 //! | [`exception_table`], [`at`] | instructions of EL2 that a guest can make abort |
@@ -59,6 +60,7 @@ pub mod cpus;
 pub mod el2_mmu;
 pub mod exception_table;
 pub mod experiment;
+pub mod guest_cpu;
 pub mod heap;
 pub mod inject;
 pub mod memory;

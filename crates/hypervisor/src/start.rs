@@ -101,7 +101,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
         return Err(StartupError::NoCpus { wanted: config.cpus, cpus: board.cpus.len() });
     }
     let baselines = Baselines::read(config.policies)?;
-    let mut features = survey::common_features(board, config.cpus as usize)?;
+    let (mut features, guest_cpu) = survey::common_features(board, config.cpus as usize)?;
     features.forced_write_back &= !config.has(flags::NO_FORCED_WRITE_BACK);
     Observer::begin(board, config.cpus, &features, &taken)?;
     let mut frames = Frames::new(features);
@@ -135,7 +135,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
         log!("guest: {} MiB of test memory at {:#x}, {} slots", test.size() >> 20, test.start, test.slots);
     }
     log!("{geometry:?} {features:?}");
-    let vm = Vm::new(board, (memory, ram, test), config.cpus as usize, config.flags, vcpu::run);
+    let vm = Vm::new(board, (memory, ram, test), guest_cpu, config.cpus as usize, config.flags, vcpu::run);
     Ok((vm, layout))
 }
 

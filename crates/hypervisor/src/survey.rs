@@ -11,6 +11,7 @@ use twofold_vmm::agreement::{self, Unfit};
 
 use crate::board::Board;
 use crate::cpus::{self, StartError};
+use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::{platform, power, read_sysreg};
 
 /// Why the CPUs cannot be used together.
@@ -24,23 +25,33 @@ pub enum SurveyError {
     Unfit(#[from] Unfit),
 }
 
-/// The features that the first `cpus` CPUs have in common. Must be called on CPU 0, before any other CPU runs.
-pub fn common_features(board: &Board, cpus: usize) -> Result<Features, SurveyError> {
+/// The features that the first `cpus` CPUs have in common, and the ID registers that a guest of theirs sees. Must be
+/// called on CPU 0, before any other CPU runs.
+pub fn common_features(board: &Board, cpus: usize) -> Result<(Features, GuestCpu), SurveyError> {
     for index in 1..cpus {
         cpus::start(board, index, |index| {
-            REPORTS[index].call_once(platform::id_registers);
+            REPORTS[index].call_once(|| (platform::id_registers(), IdValues::read()));
         })?;
     }
     let ram_end = board.ram.iter().map(|ram| ram.end).max().unwrap_or(0);
-    let others = (1..cpus).map(|index| wait(board.cpus[index], &REPORTS[index]));
-    Ok(agreement::agree(platform::features(), others, ram_end)?)
+    let mut guest_cpu = GuestCpu::new(&IdValues::read());
+    let others = (1..cpus).map(|index| {
+        let (registers, ids) = wait(board.cpus[index], &REPORTS[index])?;
+        guest_cpu = guest_cpu.and(&ids);
+        Some(registers)
+    });
+    let features = agreement::agree(platform::features(), others, ram_end)?;
+    Ok((features, guest_cpu))
 }
 
+/// The registers that the engine and the guest's ID registers depend on, as one CPU reported them.
+type Report = (IdRegisters, IdValues);
+
 /// The ID registers that each CPU reported.
-static REPORTS: [Once<IdRegisters>; virt::MAX_CPUS as usize] = [const { Once::new() }; virt::MAX_CPUS as usize];
+static REPORTS: [Once<Report>; virt::MAX_CPUS as usize] = [const { Once::new() }; virt::MAX_CPUS as usize];
 
 /// The ID registers of a CPU, after it has gone off again; `None` if that takes unreasonably long.
-fn wait(mpidr: u64, report: &Once<IdRegisters>) -> Option<IdRegisters> {
+fn wait(mpidr: u64, report: &Once<Report>) -> Option<Report> {
     const SECONDS: u64 = 20;
     let start = read_sysreg!(CNTPCT_EL0);
     let limit = SECONDS * read_sysreg!(CNTFRQ_EL0);

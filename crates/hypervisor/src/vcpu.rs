@@ -16,6 +16,7 @@ use twofold_vmm::psci::{self, Reply};
 use crate::abort::{self, Located};
 use crate::experiment::{ExitObserver, Observer};
 use crate::pmu::Counter;
+use crate::registers::access::Access;
 use crate::registers::shut;
 use crate::stats::{Meter, Purpose, Stats};
 use crate::vm::{End, Vm};
@@ -100,7 +101,7 @@ impl Vcpu {
             class::DATA_ABORT | class::INSTRUCTION_ABORT => self.odd_abort(esr),
             class::HVC => self.call(),
             class::SYSTEM_REGISTER if self.observer.register_trapped(esr, &mut self.context) => {}
-            class::SYSTEM_REGISTER if shut::answer(esr, &mut self.context.x) => self.context.skip(),
+            class::SYSTEM_REGISTER if self.system_register(esr) => self.context.skip(),
             class::SMC => {
                 // SMC trapped before it was executed: the guest continues after it.
                 self.context.skip();
@@ -108,6 +109,12 @@ impl Vcpu {
             }
             _ => inject::undefined(&mut self.context),
         }
+    }
+
+    /// Answers an access to a system register that the guest has. Returns `false` if it has none there.
+    fn system_register(&mut self, esr: u64) -> bool {
+        let (access, x) = (Access::from_syndrome(esr), &mut self.context.x);
+        self.vm.guest_cpu().answer(&access, x) || shut::answer(&access, x)
     }
 
     #[inline(always)]

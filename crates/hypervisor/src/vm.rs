@@ -21,6 +21,7 @@ use crate::board::Board;
 use crate::cpus::{self, StartError};
 use crate::experiment::vendor::VendorCalls;
 use crate::experiment::{EnginePlatform, ExitObserver, ObservedGuest, Observer};
+use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::registers::{self, Confinement};
 use crate::stats::{self, Stats};
 use crate::{control, platform, power, shutdown};
@@ -34,6 +35,8 @@ pub struct Vm {
     /// The slots of the guest's test memory, if it has any.
     test: Vec<SlotId>,
     hcr: u64,
+    /// The ID registers that the guest sees.
+    guest_cpu: GuestCpu,
     flags: u32,
     run: RunVcpu,
     /// The calls by which the guest measures itself; `None` if its bundle does not allow them.
@@ -82,6 +85,7 @@ impl Vm {
     pub fn new(
         board: &'static Board,
         (memory, ram, test): (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
+        guest_cpu: GuestCpu,
         cpus: usize,
         flags: u32,
         run: RunVcpu,
@@ -96,6 +100,7 @@ impl Vm {
         Self {
             board,
             hcr,
+            guest_cpu,
             flags,
             run,
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
@@ -118,10 +123,17 @@ impl Vm {
         &self.memory
     }
 
+    /// The ID registers that the guest sees.
+    pub(crate) fn guest_cpu(&self) -> &GuestCpu {
+        &self.guest_cpu
+    }
+
     /// Sets this CPU up so that a guest on it reaches only this virtual machine.
     pub(crate) fn confine_this_cpu(&self) {
         let stage2 = self.memory.stage2();
-        if let Err(unfit) = agreement::check(cpus::current(), stage2.features(), &platform::features()) {
+        let (cpu, features, ids) = (cpus::current(), platform::features(), IdValues::read());
+        let checked = agreement::check(cpu, stage2.features(), &features);
+        if let Err(unfit) = checked.and_then(|()| self.guest_cpu.check_cpu(cpu, &ids)) {
             self.fail(format_args!("{unfit}"));
         }
         let guest = Confinement { hcr: self.hcr, vtcr: stage2.vtcr(), vttbr: stage2.vttbr() };

@@ -36,6 +36,16 @@ pub enum Unfit {
         /// The first feature that it lacks.
         feature: &'static str,
     },
+    /// The CPU lacks a feature that the guest's ID registers announce.
+    #[error("CPU {cpu} has less than the guest was shown in {register}.{field}")]
+    Less {
+        /// Its place among the CPUs.
+        cpu: usize,
+        /// The ID register.
+        register: &'static str,
+        /// The first field in which the CPU has less.
+        field: &'static str,
+    },
 }
 
 /// The features that CPU 0 and all others share. `others` are the ID registers of CPU 1 and up, `None` for a CPU that

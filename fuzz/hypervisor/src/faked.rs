@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 thread_local! {
     static REGISTERS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
+    static VECTORS: RefCell<[u128; 32]> = const { RefCell::new([0; 32]) };
     static WRITTEN: RefCell<Vec<(&'static str, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -29,9 +30,28 @@ pub fn set(name: &'static str, value: u64) {
     REGISTERS.with_borrow_mut(|registers| registers.insert(name, value));
 }
 
+/// Returns a vector register's value.
+pub fn vector(n: usize) -> u128 {
+    VECTORS.with_borrow(|vectors| vectors[n])
+}
+
+/// Sets a vector register.
+pub fn set_vector(n: usize, value: u128) {
+    VECTORS.with_borrow_mut(|vectors| vectors[n] = value);
+}
+
+/// Records an ISB among the writes, as [`ISB`].
+pub fn isb() {
+    WRITTEN.with_borrow_mut(|written| written.push((ISB, 0)));
+}
+
+/// The name of an ISB among the writes.
+pub const ISB: &str = "ISB";
+
 /// Sets all registers to 0.
 pub fn reset() {
     REGISTERS.take();
+    VECTORS.take();
     WRITTEN.take();
 }
 

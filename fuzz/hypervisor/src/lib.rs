@@ -20,6 +20,8 @@ pub mod count;
 #[path = "../../../crates/hypervisor/src/cpus.rs"]
 #[allow(dead_code, reason = "no CPU's stacks are used here")]
 pub mod cpus;
+#[path = "../../../crates/hypervisor/src/guest_cpu/mod.rs"]
+pub mod guest_cpu;
 #[path = "../../../crates/hypervisor/src/inject.rs"]
 pub mod inject;
 #[path = "../../../crates/hypervisor/src/registers/mod.rs"]
@@ -112,8 +114,10 @@ pub mod sysreg {
         (register >> low) & 0xf
     }
 
-    /// An ISB, which faked registers do not need.
-    pub fn isb() {}
+    /// An ISB, which stands among the writes.
+    pub fn isb() {
+        crate::faked::isb();
+    }
 }
 
 /// Returns the guard pages of all CPUs.

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use arm_sysregs::el2::fake::SystemRegisters;
 use arm_sysregs::el2::registers::{CptrEl2, HcrEl2, HdfgrtrEl2, HfgitrEl2, HfgrtrEl2, HfgwtrEl2, MdcrEl2, Mpam2El2};
 use twofold_fuzz_hypervisor::faked;
+use twofold_fuzz_hypervisor::registers::access::Access;
 use twofold_fuzz_hypervisor::registers::{self, Confinement, el1, el2, left, shut};
 use twofold_stage2::Features;
 
@@ -51,9 +52,7 @@ const MMFR1: &str = "ID_AA64MMFR1_EL1";
 const MMFR3: &str = "S3_0_C0_C7_3";
 const MMFR4: &str = "S3_0_C0_C7_4";
 
-const OPTIONAL: [Optional; 39] = [
-    ("ZCR_EL2", "S3_4_C1_C2_0", PFR0, 32, 1),
-    ("SMCR_EL2", "S3_4_C1_C2_6", PFR1, 24, 1),
+const OPTIONAL: [Optional; 37] = [
     ("HCRX_EL2", "S3_4_C1_C2_2", MMFR1, 40, 1),
     ("HFGRTR_EL2", "S3_4_C1_C1_4", MMFR0, 56, 1),
     ("HFGWTR_EL2", "S3_4_C1_C1_5", MMFR0, 56, 1),
@@ -175,14 +174,17 @@ fn stage_2_and_the_counter_are_set_on_every_cpu() {
 #[test]
 fn what_belongs_to_the_machine_is_trapped() {
     let hcr = |ids| HcrEl2::from_bits_retain(value(&written(ids), "S3_4_C1_C1_0").unwrap());
-    assert!(!hcr(&[]).intersects(HcrEl2::TERR | HcrEl2::TLOR));
+    assert!(!hcr(&[]).intersects(HcrEl2::TERR | HcrEl2::TLOR | HcrEl2::TID1 | HcrEl2::TID5));
     assert_eq!(hcr(&[(PFR0, 1 << 28)]) - hcr(&[]), HcrEl2::TERR, "error records");
     assert_eq!(hcr(&[(MMFR1, 1 << 16)]) - hcr(&[]), HcrEl2::TLOR, "LORegions");
+    assert_eq!(hcr(&[(PFR1, 1 << 24)]) - hcr(&[]), HcrEl2::TID1, "SMIDR_EL1");
+    assert_eq!(hcr(&[(PFR1, 2 << 8)]) - hcr(&[]), HcrEl2::TID5, "GMID_EL1");
+    assert_eq!(hcr(&[(PFR1, 1 << 8)]), hcr(&[]), "FEAT_MTE has no GMID_EL1");
 
     const TTA: CptrEl2 = CptrEl2::from_bits_retain(1 << 20);
     let cptr = |ids| CptrEl2::from_bits_retain(value(&written(ids), "S3_4_C1_C1_2").unwrap());
     assert_eq!(cptr(&[]).bits(), 0x33ff, "SVE, SME and what is RES1");
-    assert_eq!(cptr(&[(PFR0, 1 << 32), (PFR1, 1 << 24)]).bits(), 0x22ff, "neither SVE nor SME traps");
+    assert_eq!(cptr(&[(PFR0, 1 << 32), (PFR1, 1 << 24)]).bits(), 0x33ff, "SVE and SME trap");
     assert_eq!(cptr(&[(PFR0, 1 << 44)]) - cptr(&[]), CptrEl2::TAM, "activity monitors");
     assert_eq!(cptr(&[(DFR0, 1 << 4)]) - cptr(&[]), TTA, "the trace unit");
 
@@ -190,13 +192,13 @@ fn what_belongs_to_the_machine_is_trapped() {
     assert_eq!(mdcr(&[]).bits(), 0);
     assert_eq!(
         mdcr(&[(DFR0, 6 << 8), ("PMCR_EL0", 6 << 11)]),
-        MdcrEl2::HPMD | MdcrEl2::HCCD | MdcrEl2::from_bits_retain(6)
+        MdcrEl2::HPMD | MdcrEl2::HCCD | MdcrEl2::TPM | MdcrEl2::TPMCR | MdcrEl2::from_bits_retain(6)
     );
     for counters in [1, 31] {
         // The bits around PMCR_EL0.N are of other fields.
         let pmcr = !(0x1f << 11) | counters << 11;
         let written = written(&[(DFR0, 1 << 8), ("PMCR_EL0", pmcr)]);
-        assert_eq!(value(&written, "S3_4_C1_C1_1").unwrap() & 0x3f, counters);
+        assert_eq!(value(&written, "S3_4_C1_C1_1").unwrap() & 0x1f, counters);
     }
     assert_eq!(mdcr(&[(DFR0, 1 << 32)]), MdcrEl2::TPMS, "profiling");
     assert_eq!(mdcr(&[(DFR0, 1 << 40)]), MdcrEl2::TTRF, "trace filters");
@@ -212,20 +214,32 @@ fn what_belongs_to_the_machine_is_trapped() {
 
 /// A bit whose name begins with N traps if it is clear; any other bit traps if it is set.
 #[test]
-fn fine_grained_traps_are_open_but_for_branch_records() {
+fn fine_grained_traps_are_open_but_for_what_is_hidden() {
     let fgt = written(&[(MMFR0, 1 << 56)]);
     let of = |encoding| value(&fgt, encoding).unwrap();
+    const HIDDEN: [&str; 15] = [
+        "NACCDATA_EL1",
+        "NGCS_EL0",
+        "NGCS_EL1",
+        "NSMPRI_EL1",
+        "NTPIDR2_EL0",
+        "NRCWMASK_EL1",
+        "NS2POR_EL1",
+        "NMAIR2_EL1",
+        "NAMAIR2_EL1",
+        "NGCSPUSHM_EL1",
+        "NGCSSTR_EL1",
+        "NGCSEPP",
+        "NBRBINJ",
+        "NBRBIALL",
+        "NPMSNEVFR_EL1",
+    ];
     macro_rules! check {
         ($type:ident, $encoding:literal) => {
             for (name, bit) in $type::all().iter_names() {
                 let is_open = (of($encoding) & bit.bits() != 0) == name.starts_with('N');
-                // Registers that EL2 closes by other means may be open here.
-                assert_eq!(
-                    is_open,
-                    !name.contains("BRB") && name != "NPMSNEVFR_EL1",
-                    "{name} of {}",
-                    stringify!($type)
-                );
+                let is_hidden = name.contains("BRB") || HIDDEN.contains(&name);
+                assert_eq!(is_open, !is_hidden, "{name} of {}", stringify!($type));
             }
         };
     }
@@ -235,69 +249,93 @@ fn fine_grained_traps_are_open_but_for_branch_records() {
     check!(HdfgrtrEl2, "S3_4_C3_C1_4");
 }
 
+#[test]
+fn what_a_later_feature_opens_is_open_where_the_guest_sees_it() {
+    let hcrx = |ids| value(&written(ids), "S3_4_C1_C2_2");
+    // MSCEn, TCR2En, SCTLR2En; TALLINT closes FEAT_NMI.
+    let open = 1 << 11 | 1 << 14 | 1 << 15;
+    assert_eq!(hcrx(&[(MMFR1, 1 << 40)]), Some(open));
+    assert_eq!(hcrx(&[(MMFR1, 1 << 40), (PFR1, 1 << 36)]), Some(open | 1 << 6));
+}
+
 /// Returns the syndrome of an MRS or MSR with Rt = 5.
 fn syndrome([op0, op1, crn, crm, op2]: [u64; 5], is_read: bool) -> u64 {
     0x18 << 26 | 1 << 25 | op0 << 20 | op2 << 17 | op1 << 14 | crn << 10 | 5 << 5 | crm << 1 | u64::from(is_read)
 }
 
 #[test]
-fn registers_that_are_shut_read_as_zero() {
-    let shut_ones = [
-        [3, 3, 9, 12, 0],  // PMCR_EL0
-        [3, 3, 9, 12, 2],  // PMCNTENCLR_EL0
-        [3, 3, 9, 14, 0],  // PMUSERENR_EL0
-        [3, 0, 9, 14, 1],  // PMINTENSET_EL1
-        [3, 3, 14, 8, 0],  // PMEVCNTR0_EL0
-        [3, 3, 14, 15, 7], // PMCCFILTR_EL0
-        [3, 0, 9, 9, 0],   // PMSCR_EL1
-        [3, 0, 9, 10, 0],  // PMBLIMITR_EL1
-        [3, 0, 9, 11, 0],  // TRBLIMITR_EL1
-        [3, 0, 5, 3, 0],   // ERRIDR_EL1
-        [3, 0, 5, 5, 7],   // ERXMISC3_EL1
-        [3, 0, 10, 4, 7],  // LORID_EL1
-        [3, 0, 10, 4, 4],  // MPAMIDR_EL1
-        [3, 0, 10, 5, 0],  // MPAM1_EL1
-        [3, 3, 13, 2, 0],  // AMCR_EL0
-        [3, 0, 1, 2, 1],   // TRFCR_EL1
-        [2, 1, 0, 0, 0],   // TRCTRACEIDR
-        [2, 1, 9, 2, 0],   // BRBIDR0_EL1
-    ];
-    for encoding in shut_ones {
-        let mut x = [u64::MAX; 31];
-        assert!(shut::answer(syndrome(encoding, false), &mut x), "a write of {encoding:?}");
-        assert_eq!(x, [u64::MAX; 31], "a write of {encoding:?}");
-        assert!(shut::answer(syndrome(encoding, true), &mut x), "a read of {encoding:?}");
-        let mut expected = [u64::MAX; 31];
-        expected[5] = 0;
-        assert_eq!(x, expected, "a read of {encoding:?}");
-    }
-    // A read into XZR.
-    assert!(shut::answer(syndrome([3, 3, 9, 12, 0], true) | 31 << 5, &mut [1; 31]));
+fn an_access_is_read_from_its_syndrome() {
+    let encoding = [3, 1, 9, 12, 5];
+    assert_eq!(Access::from_syndrome(syndrome(encoding, true)), Access { encoding, rt: 5, is_read: true });
+    assert_eq!(Access::from_syndrome(syndrome(encoding, false) | 31 << 5), Access { encoding, rt: 31, is_read: false });
+    assert_eq!(Access { encoding, rt: 0, is_read: true }.number(), 0b11 << 14 | 1 << 11 | 9 << 7 | 12 << 3 | 5);
+}
+
+fn answered(encoding: [u64; 5], is_read: bool) -> Option<[u64; 31]> {
+    let mut x = [7; 31];
+    let answered = shut::answer(&Access { encoding, rt: 5, is_read }, &mut x);
+    assert!(answered || x == [7; 31], "{encoding:?} changed a register");
+    answered.then_some(x)
 }
 
 #[test]
-fn what_is_not_known_is_left_to_the_caller() {
+fn error_records_read_as_zero() {
+    for encoding in [[3, 0, 5, 3, 0], [3, 0, 5, 4, 1], [3, 0, 5, 5, 7]] {
+        let mut zero = [7; 31];
+        zero[5] = 0;
+        assert_eq!(answered(encoding, true), Some(zero), "a read of {encoding:?}");
+        assert_eq!(answered(encoding, false), Some([7; 31]), "a write of {encoding:?}");
+        assert!(shut::answer(&Access { encoding, rt: 31, is_read: true }, &mut [1; 31]), "a read into XZR");
+    }
+}
+
+#[test]
+fn two_id_registers_that_trap_with_another_are_the_cpus() {
+    faked::set("REVIDR_EL1", 0x11);
+    faked::set("AIDR_EL1", 0x22);
+    assert_eq!(answered([3, 0, 0, 0, 6], true).map(|x| x[5]), Some(0x11));
+    assert_eq!(answered([3, 1, 0, 0, 7], true).map(|x| x[5]), Some(0x22));
+    assert_eq!(answered([3, 0, 0, 0, 6], false), None, "REVIDR_EL1 is read-only");
+    assert_eq!(answered([3, 1, 0, 0, 7], false), None, "AIDR_EL1 is read-only");
+    faked::reset();
+}
+
+#[test]
+fn what_is_hidden_is_left_to_the_caller() {
     let others = [
+        [3, 3, 9, 12, 0], // PMCR_EL0
+        [3, 3, 14, 8, 0], // PMEVCNTR0_EL0
+        [3, 0, 9, 9, 0],  // PMSCR_EL1
+        [3, 0, 9, 11, 0], // TRBLIMITR_EL1
+        [3, 0, 10, 4, 7], // LORID_EL1
+        [3, 0, 10, 4, 4], // MPAMIDR_EL1
+        [3, 0, 10, 5, 0], // MPAM1_EL1
+        [3, 3, 13, 2, 0], // AMCR_EL0
+        [3, 0, 1, 2, 1],  // TRFCR_EL1
+        [2, 1, 0, 0, 0],  // TRCTRACEIDR
+        [2, 1, 9, 2, 0],  // BRBIDR0_EL1
+        [3, 0, 1, 0, 6],  // GCR_EL1
+        [3, 1, 0, 0, 6],  // SMIDR_EL1
+        [3, 1, 0, 0, 4],  // GMID_EL1
         [3, 1, 15, 2, 0], // IMPLEMENTATION DEFINED
-        [3, 0, 11, 0, 0], // IMPLEMENTATION DEFINED
         [3, 4, 1, 1, 0],  // HCR_EL2
         [3, 0, 1, 0, 0],  // SCTLR_EL1
-        [2, 0, 0, 2, 2],  // MDSCR_EL1
-        [3, 0, 10, 2, 0], // MAIR_EL1
+        [3, 0, 5, 2, 0],  // ESR_EL1
+        [3, 0, 5, 6, 0],  // TFSR_EL1
         [3, 3, 13, 0, 2], // TPIDR_EL0
         [1, 0, 7, 14, 2], // DC CISW
     ];
     for encoding in others {
-        let mut x = [7; 31];
-        assert!(!shut::answer(syndrome(encoding, true), &mut x), "{encoding:?}");
-        assert_eq!(x, [7; 31]);
+        assert_eq!(answered(encoding, true), None, "{encoding:?}");
+        assert_eq!(answered(encoding, false), None, "{encoding:?}");
     }
 }
 
-/// Arm ARM DDI 0487K.a, D23.2, HCR_EL2: VM, SWIO, TSC, TIDCP, RW, APK, API, EnSCXT, ATA; FWB if the tables rely on it.
+/// Arm ARM DDI 0487K.a, D23.2, HCR_EL2: VM, SWIO, TID3, TSC, TIDCP, RW, APK, API, EnSCXT; not ATA. FWB if the tables
+/// rely on it.
 #[test]
 fn the_controls_that_confine_a_guest_are_these_bits() {
-    let bits = [0, 1, 19, 20, 31, 40, 41, 53, 56].iter().fold(0, |all, bit| all | 1u64 << bit);
+    let bits = [0, 1, 18, 19, 20, 31, 40, 41, 53].iter().fold(0, |all, bit| all | 1u64 << bit);
     assert_eq!(registers::hcr(&Features::NONE), bits);
     assert_eq!(registers::hcr(&Features { forced_write_back: true, ..Features::NONE }), bits | 1 << 46);
 }

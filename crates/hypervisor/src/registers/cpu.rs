@@ -13,6 +13,8 @@ pub struct Cpu {
     pub id_aa64pfr0: u64,
     pub id_aa64pfr1: u64,
     pub id_aa64dfr0: u64,
+    pub id_aa64isar1: u64,
+    pub id_aa64isar2: u64,
     pub id_aa64mmfr0: u64,
     pub id_aa64mmfr1: u64,
     pub id_aa64mmfr3: u64,
@@ -36,6 +38,8 @@ impl Cpu {
             id_aa64pfr0: read_sysreg!(ID_AA64PFR0_EL1),
             id_aa64pfr1: read_sysreg!(ID_AA64PFR1_EL1),
             id_aa64dfr0: read_sysreg!(ID_AA64DFR0_EL1),
+            id_aa64isar1: read_sysreg!(ID_AA64ISAR1_EL1),
+            id_aa64isar2: read_sysreg!(S3_0_C0_C6_2),
             id_aa64mmfr0: read_sysreg!(ID_AA64MMFR0_EL1),
             id_aa64mmfr1: read_sysreg!(ID_AA64MMFR1_EL1),
             // On a CPU that is older than these registers, their encodings read 0.
@@ -66,6 +70,27 @@ impl Cpu {
     /// FEAT_SME.
     pub fn has_sme(&self) -> bool {
         id_field(self.id_aa64pfr1, 24) != 0
+    }
+
+    /// FEAT_MTE2: allocation tags in memory.
+    pub fn has_tags(&self) -> bool {
+        id_field(self.id_aa64pfr1, 8) >= 2
+    }
+
+    /// FEAT_NMI.
+    pub fn has_nmi(&self) -> bool {
+        id_field(self.id_aa64pfr1, 36) != 0
+    }
+
+    /// FEAT_PAuth, by any algorithm.
+    pub fn has_pauth(&self) -> bool {
+        let by_isar1 = [4, 8, 24, 28].iter().any(|low| id_field(self.id_aa64isar1, *low) != 0);
+        by_isar1 || [8, 12].iter().any(|low| id_field(self.id_aa64isar2, *low) != 0)
+    }
+
+    /// SCXTNUM_EL0 and SCXTNUM_EL1: FEAT_CSV2_2, or FEAT_CSV2_1p2.
+    pub fn has_scxtnum(&self) -> bool {
+        id_field(self.id_aa64pfr0, 56) >= 2 || id_field(self.id_aa64pfr1, 32) >= 2
     }
 
     /// System registers for the GIC's CPU interface.
@@ -161,6 +186,16 @@ impl Cpu {
     /// FEAT_SCTLR2.
     pub fn has_sctlr2(&self) -> bool {
         id_field(self.id_aa64mmfr3, 4) != 0
+    }
+
+    /// FEAT_S1PIE.
+    pub fn has_s1pie(&self) -> bool {
+        id_field(self.id_aa64mmfr3, 8) != 0
+    }
+
+    /// FEAT_S1POE.
+    pub fn has_s1poe(&self) -> bool {
+        id_field(self.id_aa64mmfr3, 16) != 0
     }
 
     /// FEAT_HACDBS.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The control registers of EL2, in the order in which they are set.
 //!
-//! A feature that is not switched between guests, and that the guest does not need, is shut: [`shut`](super::shut)
-//! emulates the guest's accesses to its registers.
+//! A feature that is not switched between guests, and that the guest does not need, is shut:
+//! [`guest_cpu`](crate::guest_cpu) hides it, and the guest's accesses to its registers are UNDEFINED.
 
 use super::cpu::Cpu;
 use super::register::{ALWAYS, CLEAR, Register, register};
@@ -14,23 +14,14 @@ pub const TABLE: &[Register] = &[
         S3_4_C1_C1_0,
         ALWAYS,
         |cpu, guest| guest.hcr | traps(cpu),
-        "stage 2 and traps on; error records and LORegions belong to the machine"
+        "stage 2 and traps on; error records belong to the machine, LORegions and the ID registers of SME and MTE are shut"
     ),
-    // CPTR_EL2 comes before ZCR_EL2 and SMCR_EL2, which it traps.
     register!(
         CPTR_EL2,
         S3_4_C1_C1_2,
         ALWAYS,
         |cpu, _| cptr(cpu),
-        "FP, SIMD, SVE and SME are the guest's; activity monitors and the trace unit are not"
-    ),
-    register!(ZCR_EL2, S3_4_C1_C2_0, Cpu::has_sve, |_, _| 0x1ff, "the guest may use all vector lengths"),
-    register!(
-        SMCR_EL2,
-        S3_4_C1_C2_6,
-        Cpu::has_sme,
-        |_, _| 0x8000_01ff,
-        "the guest may use all vector lengths, and A64 in full in streaming mode"
+        "FP and SIMD are the guest's; SVE, SME, activity monitors and the trace unit are shut"
     ),
     register!(HSTR_EL2, S3_4_C1_C1_3, ALWAYS, CLEAR, "no AArch32 coprocessor register traps at EL0"),
     register!(
@@ -38,37 +29,43 @@ pub const TABLE: &[Register] = &[
         S3_4_C1_C1_1,
         ALWAYS,
         |cpu, _| mdcr(cpu),
-        "debug registers and event counters are the guest's, and stop at EL2; profiling and trace are shut"
+        "debug registers are the guest's; the PMU, profiling and trace are shut"
     ),
     register!(
         HCRX_EL2,
         S3_4_C1_C2_2,
         Cpu::has_hcx,
-        |_, _| HCRX,
-        "the guest finds these features in its ID registers, and uses them without EL2"
+        |cpu, _| hcrx(cpu),
+        "the guest finds these features in its ID registers, and uses them without EL2; the others are shut"
     ),
-    register!(HFGRTR_EL2, S3_4_C1_C1_4, Cpu::has_fgt, |_, _| OPEN_REGISTERS, "no register of EL1 traps"),
-    register!(HFGWTR_EL2, S3_4_C1_C1_5, Cpu::has_fgt, |_, _| OPEN_REGISTERS, "no register of EL1 traps"),
+    register!(
+        HFGRTR_EL2,
+        S3_4_C1_C1_4,
+        Cpu::has_fgt,
+        |_, _| OPEN_REGISTERS,
+        "no register of EL1 traps except those of features that are shut"
+    ),
+    register!(HFGWTR_EL2, S3_4_C1_C1_5, Cpu::has_fgt, |_, _| OPEN_REGISTERS, "as HFGRTR_EL2"),
     register!(
         HFGITR_EL2,
         S3_4_C1_C1_6,
         Cpu::has_fgt,
-        |_, _| OPEN_INSTRUCTIONS,
-        "no instruction traps except those of the branch record buffer"
+        CLEAR,
+        "no instruction traps except those of the branch record buffer and of guarded control stacks"
     ),
     register!(
         HDFGRTR_EL2,
         S3_4_C3_C1_4,
         Cpu::has_fgt,
         CLEAR,
-        "debug registers and the PMU are the guest's; the branch record buffer is shut"
+        "debug registers are the guest's; the branch record buffer is shut"
     ),
     register!(
         HDFGWTR_EL2,
         S3_4_C3_C1_5,
         Cpu::has_fgt,
         CLEAR,
-        "debug registers and the PMU are the guest's; the branch record buffer is shut"
+        "debug registers are the guest's; the branch record buffer is shut"
     ),
     register!(
         HAFGRTR_EL2,
@@ -86,14 +83,8 @@ pub const TABLE: &[Register] = &[
     ),
     register!(HFGWTR2_EL2, S3_4_C3_C1_3, Cpu::has_fgt2, CLEAR, "as HFGRTR2_EL2"),
     register!(HFGITR2_EL2, S3_4_C3_C1_7, Cpu::has_fgt2, CLEAR, "shut: no guest needs these instructions"),
-    register!(
-        HDFGRTR2_EL2,
-        S3_4_C3_C1_0,
-        Cpu::has_fgt2,
-        |_, _| OPEN_PMU,
-        "the PMU is the guest's; system PMU, trace and step registers are shut"
-    ),
-    register!(HDFGWTR2_EL2, S3_4_C3_C1_1, Cpu::has_fgt2, |_, _| OPEN_PMU, "as HDFGRTR2_EL2"),
+    register!(HDFGRTR2_EL2, S3_4_C3_C1_0, Cpu::has_fgt2, CLEAR, "shut: PMUs, trace and step registers"),
+    register!(HDFGWTR2_EL2, S3_4_C3_C1_1, Cpu::has_fgt2, CLEAR, "as HDFGRTR2_EL2"),
     register!(
         BRBCR_EL2,
         S2_4_C9_C0_0,
@@ -164,32 +155,45 @@ pub const TABLE: &[Register] = &[
 
 /// Bits of HCR_EL2 that exist only with a feature.
 fn traps(cpu: &Cpu) -> u64 {
+    // REVIDR_EL1, AIDR_EL1 and SMIDR_EL1.
+    const TID1: u64 = 1 << 16;
     const TLOR: u64 = 1 << 35;
     const TERR: u64 = 1 << 36;
-    bits(cpu.has_lor(), TLOR) | bits(cpu.has_ras(), TERR)
+    // GMID_EL1.
+    const TID5: u64 = 1 << 58;
+    bits(cpu.has_lor(), TLOR) | bits(cpu.has_ras(), TERR) | bits(cpu.has_sme(), TID1) | bits(cpu.has_tags(), TID5)
 }
 
 fn cptr(cpu: &Cpu) -> u64 {
-    /// The RES1 bits, and with SVE and SME their traps.
+    /// The RES1 bits, which with SVE and SME are their traps TZ and TSM.
     const TRAP_VECTORS: u64 = 0x33ff;
-    const TZ: u64 = 1 << 8;
-    const TSM: u64 = 1 << 12;
     const TTA: u64 = 1 << 20;
     const TAM: u64 = 1 << 30;
-    TRAP_VECTORS & !bits(cpu.has_sve(), TZ) & !bits(cpu.has_sme(), TSM)
-        | bits(cpu.has_trace_registers(), TTA)
-        | bits(cpu.has_amu(), TAM)
+    TRAP_VECTORS | bits(cpu.has_trace_registers(), TTA) | bits(cpu.has_amu(), TAM)
 }
 
 fn mdcr(cpu: &Cpu) -> u64 {
     // E2PB, E2TB and EnSPM stay 0: EL2 owns the buffers, and accesses to them and to system PMUs trap.
+    const TPMCR: u64 = 1 << 5;
+    const TPM: u64 = 1 << 6;
     const TPMS: u64 = 1 << 14;
     const TTRF: u64 = 1 << 19;
-    // HPMD, HCCD: the guest's counters stop at EL2.
+    // HPMD, HCCD: what PMCR_EL0 controls stops at EL2.
     const NOT_AT_EL2: u64 = 1 << 17 | 1 << 23;
-    // HPMN: all event counters are the guest's.
+    // HPMN: EL2 has no event counter for itself, unless `pmu` takes one.
     let counters = cpu.pmcr >> 11 & 0x1f;
-    bits(cpu.has_pmu(), counters | NOT_AT_EL2) | bits(cpu.has_spe(), TPMS) | bits(cpu.has_trace_filter(), TTRF)
+    bits(cpu.has_pmu(), counters | NOT_AT_EL2 | TPMCR | TPM)
+        | bits(cpu.has_spe(), TPMS)
+        | bits(cpu.has_trace_filter(), TTRF)
+}
+
+fn hcrx(cpu: &Cpu) -> u64 {
+    // EnAS0, EnALS, EnASR, GCSEn and EnFPM stay 0: what they open is shut. TALLINT exists with FEAT_NMI.
+    const TALLINT: u64 = 1 << 6;
+    const MSCEN: u64 = 1 << 11;
+    const TCR2EN: u64 = 1 << 14;
+    const SCTLR2EN: u64 = 1 << 15;
+    MSCEN | TCR2EN | SCTLR2EN | bits(cpu.has_nmi(), TALLINT)
 }
 
 fn mpam2(cpu: &Cpu) -> u64 {
@@ -200,15 +204,9 @@ fn mpam2(cpu: &Cpu) -> u64 {
     TRAP_MPAM0 | TRAP_MPAM1 | bits(cpu.mpamidr & MPAMIDR_HAS_TIDR != 0, TIDR)
 }
 
-/// EnAS0, EnALS, EnASR; MSCEn (memory copy and set); TCR2En, SCTLR2En; GCSEn; EnFPM.
-const HCRX: u64 = 0b111 | 1 << 11 | 1 << 14 | 1 << 15 | 1 << 22 | 1 << 23;
 /// A bit of a register of FEAT_FGT traps when it is set. A bit of a later feature, whose name begins with n, traps when
-/// it is clear. These are the latter.
-const OPEN_REGISTERS: u64 = 0b1111_1111_1111 << 52 | 1 << 50;
-/// nGCSPUSHM_EL1, nGCSSTR_EL1, nGCSEPP; not nBRBINJ and nBRBIALL.
-const OPEN_INSTRUCTIONS: u64 = 0b111 << 57;
-/// nPMICNTR_EL0, nPMICFILTR_EL0, nPMUACR_EL1.
-const OPEN_PMU: u64 = 1 << 2 | 1 << 3 | 1 << 4;
+/// it is clear. These are the latter, of features that a guest may have: nPIRE0_EL1, nPIR_EL1, nPOR_EL0, nPOR_EL1.
+const OPEN_REGISTERS: u64 = 0b1111 << 57;
 const MPAMIDR_HAS_HCR: u64 = 1 << 17;
 /// MPAMHCR_EL2: reads of MPAMIDR_EL1 trap.
 const TRAP_MPAMIDR: u64 = 1 << 31;

@@ -53,6 +53,10 @@ pub const LEFT: &[Left] = &[
               DEFINED itself, and HCR_EL2.TIDCP traps all of that",
     },
     Left {
+        names: &["ZCR_EL2", "SMCR_EL2"],
+        why: "the vector lengths of SVE and SME, which CPTR_EL2.TZ and TSM trap at EL2 too",
+    },
+    Left {
         names: &["VSESR_EL2", "VDISR_EL2"],
         why: "the syndrome of a virtual SError, which HCR_EL2.VSE would raise: it is clear, and so is AMO",
     },

@@ -8,7 +8,8 @@
 //! | [`left`] | the registers of EL2 that are not in the table, each with the reason |
 //! | [`register`](mod@register) | one row of these tables |
 //! | [`cpu`] | the ID registers that announce which of these registers a CPU has |
-//! | [`shut`] | emulated accesses to the registers of features that are shut |
+//! | [`access`] | a trapped access |
+//! | [`shut`] | registers that trap, and are not UNDEFINED |
 //!
 //! Invariant: no control register of EL2 keeps the firmware's value, unless [`left`] says why that is harmless. A test
 //! compares both lists with the register list of another crate.
@@ -20,6 +21,7 @@ use twofold_stage2::Features;
 
 use crate::sysreg::isb;
 
+pub mod access;
 pub mod cpu;
 pub mod el1;
 pub mod el2;
@@ -31,7 +33,8 @@ pub use cpu::Cpu;
 pub use register::{Confinement, Register};
 
 /// Sets the controls of EL2 for running a guest on this CPU, and the guest's registers that reset leaves UNKNOWN.
-/// The guest may use FP, SIMD, SVE, SME, the PMU's counters, debug registers, timers and the GIC's CPU interface.
+/// The guest may use FP, SIMD, debug registers, timers and the GIC's CPU interface. What
+/// [`guest_cpu`](crate::guest_cpu) hides traps.
 ///
 /// # Safety
 /// No guest may have run on this CPU since it was switched on. `guest.hcr` must be a value under which EL2 itself works
@@ -48,20 +51,21 @@ pub unsafe fn set_for(guest: &Confinement) {
 }
 
 /// HCR_EL2 for the guest: AArch64, its memory behind stage 2, SMC and IMPLEMENTATION DEFINED registers trapped (on some
-/// cores those read caches), set/way cache operations upgraded to clean. The features that the guest may use by itself
-/// do not trap (pointer authentication, SCXTNUM, allocation tags). PTW stays clear: with it, stage-1 tables in device
-/// memory would fault for ever.
+/// cores those read caches), set/way cache operations upgraded to clean, ID registers trapped. The features that the
+/// guest may use by itself do not trap (pointer authentication, SCXTNUM). PTW stays clear: with it, stage-1 tables in
+/// device memory would fault for ever. ATA stays clear: the guest neither reads nor writes allocation tags, which would
+/// outlast it in its frames.
 pub const fn hcr(features: &Features) -> u64 {
     const VM: u64 = 1 << 0;
     const SWIO: u64 = 1 << 1;
     const TSC: u64 = 1 << 19;
+    const TID3: u64 = 1 << 18;
     const TIDCP: u64 = 1 << 20;
     const RW: u64 = 1 << 31;
     const APK: u64 = 1 << 40;
     const API: u64 = 1 << 41;
     const FWB: u64 = 1 << 46;
     const EN_SCXT: u64 = 1 << 53;
-    const ATA: u64 = 1 << 56;
     let fwb = if features.forced_write_back { FWB } else { 0 };
-    VM | SWIO | TSC | TIDCP | RW | APK | API | EN_SCXT | ATA | fwb
+    VM | SWIO | TID3 | TSC | TIDCP | RW | APK | API | EN_SCXT | fwb
 }
