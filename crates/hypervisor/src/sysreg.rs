@@ -26,6 +26,33 @@ macro_rules! write_sysreg {
     }};
 }
 
+/// Stores vector register `n` as element `n` of an array of `u128`; needs an `unsafe` block around it.
+#[macro_export]
+macro_rules! store_vector {
+    ($n:literal, $array:expr) => {{
+        let array: *mut u128 = $array;
+        core::arch::asm!(
+            ".arch_extension fp",
+            concat!("str q", $n, ", [{}, #{}]"),
+            in(reg) array, const 16 * $n, options(nostack, preserves_flags)
+        );
+    }};
+}
+
+/// Loads vector register `n` from element `n` of an array of `u128`; needs an `unsafe` block around it. The image's own
+/// code uses no vector register.
+#[macro_export]
+macro_rules! load_vector {
+    ($n:literal, $array:expr) => {{
+        let array: *const u128 = $array;
+        core::arch::asm!(
+            ".arch_extension fp",
+            concat!("ldr q", $n, ", [{}, #{}]"),
+            in(reg) array, const 16 * $n, options(nostack, preserves_flags, readonly)
+        );
+    }};
+}
+
 /// One field of an ID register: 4 bits from bit `low`.
 #[must_use]
 pub const fn id_field(register: u64, low: u32) -> u64 {

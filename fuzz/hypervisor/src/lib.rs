@@ -30,10 +30,13 @@ pub mod registers;
 pub mod serial_port;
 #[path = "../../../crates/hypervisor/src/stage1.rs"]
 pub mod stage1;
+#[path = "../../../crates/hypervisor/src/switch/mod.rs"]
+pub mod switch;
 #[path = "../../../crates/hypervisor/src/translate.rs"]
 pub mod translate;
 
 pub mod faked;
+pub mod omitted;
 
 /// An effect on the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +58,11 @@ pub fn done() -> Vec<Done> {
 
 fn did(done: Done) {
     DONE.with_borrow_mut(|all| all.push(done));
+}
+
+/// The items of this module that `switch` uses.
+pub mod primitive {
+    pub use crate::omitted::{Step, kept};
 }
 
 /// The entry point of a started CPU; no CPU starts here.
@@ -141,3 +149,21 @@ macro_rules! write_sysreg {
     };
 }
 pub(crate) use write_sysreg;
+
+/// Stores faked vector register `n` as element `n` of an array.
+macro_rules! store_vector {
+    ($n:literal, $array:expr) => {{
+        let array: *mut u128 = $array;
+        array.add($n).write($crate::faked::vector($n));
+    }};
+}
+pub(crate) use store_vector;
+
+/// Loads faked vector register `n` from element `n` of an array.
+macro_rules! load_vector {
+    ($n:literal, $array:expr) => {{
+        let array: *const u128 = $array;
+        $crate::faked::set_vector($n, array.add($n).read());
+    }};
+}
+pub(crate) use load_vector;

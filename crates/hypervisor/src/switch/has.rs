@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The registers of a vCPU that a CPU has, as one bit for each group of the table.
+
+use crate::read_sysreg;
+use crate::registers::Cpu;
+use crate::sysreg::id_field;
+
+/// The groups that a CPU has. A group is one test of one bit in the switch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Has(u128);
+
+/// A group of registers that exist together. Its number is a bit of [`Has`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group(u32);
+
+#[allow(missing_docs, reason = "the functions of `Has` that set them say what they are")]
+impl Group {
+    pub const ALWAYS: Self = Self(0);
+    pub const PAUTH: Self = Self(1);
+    pub const SCXTNUM: Self = Self(2);
+    pub const RAS: Self = Self(3);
+    pub const TCR2: Self = Self(4);
+    pub const SCTLR2: Self = Self(5);
+    pub const S1PIE: Self = Self(6);
+    pub const S1POE: Self = Self(7);
+    pub const SME: Self = Self(8);
+    pub const GIC: Self = Self(9);
+    /// ICH_AP0R1_EL2 and ICH_AP1R1_EL2: 6 bits of preemption or more.
+    pub const PREEMPTION_6: Self = Self(10);
+    /// ICH_AP0R2_EL2, ICH_AP0R3_EL2 and those of group 1: 7 bits of preemption.
+    pub const PREEMPTION_7: Self = Self(11);
+
+    /// List register `n`.
+    pub const fn list(n: u32) -> Self {
+        Self(16 + n)
+    }
+
+    /// Breakpoint `n`.
+    pub const fn breakpoint(n: u32) -> Self {
+        Self(32 + n)
+    }
+
+    /// Watchpoint `n`.
+    pub const fn watchpoint(n: u32) -> Self {
+        Self(48 + n)
+    }
+}
+
+impl Has {
+    /// The groups of this CPU. ICC_SRE_EL2.SRE must be set: it opens ICH_VTR_EL2.
+    pub fn read() -> Self {
+        let cpu = Cpu::read();
+        let vtr = if cpu.has_gic_registers() { read_sysreg!(S3_4_C12_C11_1) } else { 0 };
+        Self::of(&cpu, vtr)
+    }
+
+    /// The groups of a CPU with these ID registers and this ICH_VTR_EL2.
+    pub fn of(cpu: &Cpu, vtr: u64) -> Self {
+        let mut has = Self::default();
+        has.add(Group::ALWAYS, true);
+        has.add(Group::PAUTH, cpu.has_pauth());
+        has.add(Group::SCXTNUM, cpu.has_scxtnum());
+        has.add(Group::RAS, cpu.has_ras());
+        has.add(Group::TCR2, cpu.has_tcr2());
+        has.add(Group::SCTLR2, cpu.has_sctlr2());
+        has.add(Group::S1PIE, cpu.has_s1pie());
+        has.add(Group::S1POE, cpu.has_s1poe());
+        has.add(Group::SME, cpu.has_sme());
+        let gic = cpu.has_gic_registers();
+        has.add(Group::GIC, gic);
+        // ICH_VTR_EL2.PREbits and ListRegs: both are one less than the number.
+        let preemption = (vtr >> 26 & 7) + 1;
+        has.add(Group::PREEMPTION_6, gic && preemption >= 6);
+        has.add(Group::PREEMPTION_7, gic && preemption >= 7);
+        let lists = vtr & 0x1f;
+        (0..16).for_each(|n| has.add(Group::list(n), gic && u64::from(n) <= lists));
+        // ID_AA64DFR0_EL1.BRPs and WRPs: both are one less than the number. FEAT_Debugv8p9 has more than 16, of which
+        // the guest sees 16.
+        let [breakpoints, watchpoints] = [12, 20].map(|low| id_field(cpu.id_aa64dfr0, low));
+        (0..16).for_each(|n| has.add(Group::breakpoint(n), u64::from(n) <= breakpoints));
+        (0..16).for_each(|n| has.add(Group::watchpoint(n), u64::from(n) <= watchpoints));
+        has
+    }
+
+    /// Whether the CPU has the group.
+    #[inline(always)]
+    pub const fn has(self, group: Group) -> bool {
+        self.0 & (1 << group.0) != 0
+    }
+
+    fn add(&mut self, group: Group, is_there: bool) {
+        if is_there {
+            self.0 |= 1 << group.0;
+        }
+    }
+}
