@@ -86,6 +86,7 @@ impl GuestCpu {
 
     /// Answers a trapped read of an ID register. Returns `false` if the access is none. The caller skips the
     /// instruction.
+    #[inline(never)]
     pub fn answer(&self, access: &Access, x: &mut [u64; 31]) -> bool {
         let [3, 0, 0, crm @ 1..=7, op2] = access.encoding else { return false };
         if !access.is_read {
