@@ -7,7 +7,8 @@
 //! the vector on.
 //!
 //! Only the general registers, ELR_EL2 and SPSR_EL2 are switched. FP/SIMD registers and EL1's system registers stay in
-//! the hardware, because EL2 uses none of them and a CPU runs only one vCPU.
+//! the hardware, because EL2 uses none of them. Where vCPUs take turns on a CPU, [`switch`](crate::switch) switches
+//! them.
 //!
 //! Invariant: while a guest runs, SP_EL2 is the address of its `Context`, which `enter` borrows during that time.
 

@@ -41,7 +41,8 @@ use twofold_abi::virt;
 
 use super::has::Has;
 use super::state::State;
-use super::{debug, floating_point, interrupts, simd, system, timer_controls, timers};
+use super::table::{floating_point, interrupts, system, timer_controls, timers};
+use super::{debug, simd};
 use crate::registers::access::Access;
 use crate::sysreg::isb;
 use crate::{read_sysreg, write_sysreg};

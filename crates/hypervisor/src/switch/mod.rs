@@ -25,5 +25,3 @@ pub mod table;
 pub use cpu::{LastVcpu, Running, Seat, Switch};
 pub use has::Has;
 pub use state::{Record, State, StateError};
-
-use table::{floating_point, interrupts, system, timer_controls, timers};

@@ -11,6 +11,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`agent`], [`exit`](mod@exit) | a guest that makes one access on command, and the result |
+//! | [`canary`] | a guest that fills every register it can write, and checks them at each turn |
 //! | [`machine`], [`hand_mapped_guest`] | frames, and the engine's tables for them |
 //! | [`demand`] | a guest whose memory is mapped on faults |
 //! | [`guest_mmu`] | the guest's own tables |
@@ -24,6 +25,7 @@
 extern crate alloc;
 
 mod agent;
+mod canary;
 #[macro_use]
 mod check;
 mod demand;

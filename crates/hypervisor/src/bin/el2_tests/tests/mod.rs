@@ -16,6 +16,7 @@ mod splitting;
 mod stage1_walk;
 mod staleness;
 mod vcpus;
+mod world_switch;
 
 /// All tests.
 pub fn all() -> impl Iterator<Item = &'static Test> {
@@ -29,6 +30,7 @@ pub fn all() -> impl Iterator<Item = &'static Test> {
         guest_tables::TESTS,
         staleness::TESTS,
         vcpus::TESTS,
+        world_switch::TESTS,
         abort::TESTS,
         stage1_walk::TESTS,
         bundle::TESTS,
