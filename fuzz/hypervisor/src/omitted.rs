@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, Once, OnceLock};
 
 use crate::switch::simd;
 use crate::switch::table::{Part, TABLE};
@@ -59,7 +59,8 @@ pub fn kept(step: Step, register: &'static str) -> bool {
             true
         }
         Choice::LeaveOut(chosen) if *chosen == name(step, register) => {
-            eprintln!("mutant reached");
+            static SAID: Once = Once::new();
+            SAID.call_once(|| eprintln!("mutant reached"));
             false
         }
         Choice::LeaveOut(_) => true,

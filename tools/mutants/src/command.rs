@@ -13,6 +13,7 @@ use twofold_workspace::{Workspace, file, output};
 use crate::calls;
 use crate::mutation::Mutation;
 use crate::options::{Of, Options};
+use crate::registers;
 use crate::values;
 
 /// `cargo xtask mutants`.
@@ -23,12 +24,14 @@ pub fn command(workspace: &Workspace, options: &Options) -> anyhow::Result<ExitC
     let wanted = |of| options.of.is_none_or(|only| only == of);
     let calls = if wanted(Of::Calls) { calls::list(workspace.root(), options)? } else { Vec::new() };
     let values = if wanted(Of::Values) { values::list(workspace.root(), options)? } else { Vec::new() };
-    if calls.is_empty() && values.is_empty() {
+    let registers = if wanted(Of::Registers) { registers::list(options) } else { Vec::new() };
+    if calls.is_empty() && values.is_empty() && registers.is_empty() {
         bail!("no mutant has `{}` in its name; --list gives the names", options.only.join("`, `"));
     }
     if options.list {
         calls.iter().try_for_each(|mutant| output::line(&format!("{mutant}  {}", mutant.label())))?;
         values.iter().try_for_each(|value| output::line(value))?;
+        registers.iter().try_for_each(|register| output::line(&register.to_string()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let steps = Steps::new(workspace.stop().clone());
@@ -40,6 +43,10 @@ pub fn command(workspace: &Workspace, options: &Options) -> anyhow::Result<ExitC
     let values = match values.is_empty() {
         true => None,
         false => Some(values::judge(workspace, options, jobs, &steps)?),
+    };
+    let registers = match registers.is_empty() {
+        true => None,
+        false => Some(registers::judge(workspace, options, jobs, &steps)?),
     };
     let (mut caught, mut count, mut is_good) = (0, 0, true);
     if let Some(report) = &calls {
@@ -54,11 +61,20 @@ pub fn command(workspace: &Workspace, options: &Options) -> anyhow::Result<ExitC
         count += report.judged.count();
         is_good &= report.judged.is_good();
     }
+    if let Some(report) = &registers {
+        output::line(&format!("\n{}", report.shown()))?;
+        caught += report.judged.caught();
+        count += report.judged.count();
+        is_good &= report.judged.is_good();
+    }
     output::line(&format!("mutants: {caught} of {count} caught"))?;
     if let Some(path) = &options.json {
         let mut report = calls.map_or_else(|| serde_json::json!({}), |report| report.json());
         if let Some(values) = values {
             report["values"] = values.json();
+        }
+        if let Some(registers) = registers {
+            report["registers"] = registers.json();
         }
         file::write_json(path, &report)?;
     }

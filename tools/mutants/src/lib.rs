@@ -2,9 +2,10 @@
 //! `cargo xtask mutants`: leaves out, weakens or changes each step of the engine, one at a time, and reports the mutants
 //! that no test caught.
 //!
-//! There are two kinds. A *mutant of a call* (`calls`) leaves out or weakens one barrier, TLB invalidation, cache
+//! There are three kinds. A *mutant of a call* (`calls`) leaves out or weakens one barrier, TLB invalidation, cache
 //! operation, lock or ordered access. A *mutant of a value* (`values`) changes one comparison's bound, condition,
-//! operator, literal or constant. All mutants of a kind are in one build, and an environment variable selects one.
+//! operator, literal or constant. A *mutant of a register* (`registers`) loses one register in the switch between vCPUs.
+//! All mutants of a kind are in one build, and an environment variable selects one.
 //!
 //! # What it proves
 //!
@@ -37,6 +38,7 @@ mod options;
 mod outcome;
 mod parallel;
 mod program;
+mod registers;
 mod syntax;
 mod values;
 

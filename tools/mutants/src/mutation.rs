@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What both kinds of mutant have: a name, a kind, and perhaps an excuse.
+//! What all kinds of mutant have: a name, a kind, and perhaps an excuse.
 
 use std::fmt;
 

@@ -7,19 +7,21 @@ use clap::{Args, ValueEnum};
 
 use crate::mutation::Mutation;
 
-/// The two kinds of mutant.
+/// The kinds of mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Of {
     /// A barrier, TLB invalidation, cache operation, lock or ordered access.
     Calls,
     /// A comparison's bound, a condition, an operator, a literal, a constant.
     Values,
+    /// A register that the switch between vCPUs does not save, or does not restore.
+    Registers,
 }
 
 /// Options of `mutants`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Options {
-    /// Judges only mutants of calls, or only mutants of values
+    /// Judges only mutants of one kind
     #[arg(long, value_enum)]
     pub of: Option<Of>,
     /// Judges only mutants with one of these in their names: FILE:LINE:COLUMN:KIND, FUNCTION/CALL/KIND, or a part of a
@@ -53,8 +55,9 @@ impl Options {
 
 /// The last lines of the command's help.
 pub const HELP: &str = "\
-There are two kinds of mutant. A mutant of a call leaves out or weakens one barrier, TLB invalidation, cache operation,
-lock or ordered access. A mutant of a value changes one comparison's bound, condition, operator, literal or constant.
+There are three kinds of mutant. A mutant of a call leaves out or weakens one barrier, TLB invalidation, cache
+operation, lock or ordered access. A mutant of a value changes one comparison's bound, condition, operator, literal or
+constant. A mutant of a register loses one register when a vCPU is saved, or when it is restored.
 The tests that execute a mutant run until one of them fails. A mutant is not caught if no test executes it, or if its
 only effect is that a test exceeds its time limit.
 
@@ -62,6 +65,7 @@ Examples:
   cargo xtask mutants
   cargo xtask mutants --quick
   cargo xtask mutants --of values --only tlb.rs,Stage2::unmap
+  cargo xtask mutants --of registers
   cargo xtask mutants --list
 
 The last line is `mutants: N of M caught`. Exit status: 1 if a mutant is not caught and neither

@@ -30,6 +30,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         Depth::Full => vec![
             step("mutants_of_calls", own(&["mutants", "--of", "calls"])),
             step("mutants_of_values", own(&["mutants", "--of", "values"])),
+            step("mutants_of_registers", own(&["mutants", "--of", "registers"])),
             step("orders_with_one_preemption", loom(workspace, "twofold-stage2", "loom::", "1")),
             step("orders_of_reused_tables_with_two", loom(workspace, "twofold-stage2", "loom::reused", "2")),
             step("orders_of_arrivals_with_three", loom(workspace, "twofold-memory", "loom::", "3")),

@@ -39,6 +39,7 @@ const EXCUSED: &[Excused] = &[
     excused(TLB, "Tlb::hint: *level != Level::L0 => true", "there are no leaves at level 0"),
     excused(REGISTERS, "registers::hcr: 0 => 1", VM_IS_SET),
     excused(REGISTERS, "hcr::VM: 1 << 0 => a bit more", "bit 1 is SWIO, which is always set"),
+    excused(REGISTERS, "hcr::TID3: 1 << 18 => a bit more", "bit 19 is TSC, which is always set"),
     excused(REGISTERS, "hcr::TSC: 1 << 19 => a bit more", "bit 20 is TIDCP, which is always set"),
     excused(REGISTERS, "hcr::APK: 1 << 40 => a bit more", "bit 41 is API, which is always set"),
     excused(STAGE1, "stage1::TOP_BYTE: 0xff << 56 => a bit more", "there is no bit above bit 63"),
@@ -379,6 +380,8 @@ const EXCUSED: &[Excused] = &[
     excused(POSTCOPY_SOURCE, "Source::new: 0 => 1 #3", "pages that are on their way on another link are none at first"),
     excused(POSTCOPY_SOURCE, "Source::resume: 1 => 2", NAME),
     excused(EXTENTS, "Extents::cut: **end > limit => **end >= limit", "an extent that ends there loses no sector"),
+    excused(EL2, "mdcr::TPMCR: 1 << 5 => a bit more", "bit 6 is TPM, which is set with it"),
+    excused(EL2, "hcrx::TCR2EN: 1 << 14 => a bit more", "bit 15 is SCTLR2EN, which is always set"),
     excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is always set"),
     // Maps, passes, splits and unmaps.
     excused(MAP, "Stage2::map_to: !CacheMaintenance::new(self.features(), attributes).is_needed() => false", LONG_WAY),
