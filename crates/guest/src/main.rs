@@ -14,6 +14,7 @@ mod boot;
 mod check;
 mod exceptions;
 mod experiment;
+mod features;
 mod hypercalls;
 mod image;
 mod lifecycle;
@@ -70,6 +71,8 @@ enum Failure<'a> {
     Touch(#[from] touch::Failure),
     #[error("experiment: FAILED: {0}")]
     Experiment(#[from] experiment::Failure),
+    #[error("features: FAILED: {0}")]
+    Features(#[from] features::Failure),
     #[error("sysregs: FAILED: {0}")]
     Sysregs(#[from] sysregs::Failure),
     #[error("hypercalls: FAILED: {0}")]
@@ -98,6 +101,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Check => check::run(&memory)?,
         Program::Touch { bytes } => touch::run(&memory, bytes)?,
         Program::Pmu => pmu::run(&memory)?,
+        Program::Features => features::run()?,
         Program::Sysregs { step, seed } => sysregs::run(tree, step, seed)?,
         Program::Hypercalls { count, seed } => hypercalls::run(tree, count, seed)?,
         Program::Experiment(settings) => experiment::run(&memory, &settings)?,

@@ -14,8 +14,10 @@ pub enum Program {
     Check,
     /// `touch=SIZE`: touches `SIZE` bytes of fresh RAM.
     Touch { bytes: u64 },
-    /// `pmu`: stops and resets the PMU's counters, then touches memory.
+    /// `pmu`: tries to stop and reset the PMU's counters, then touches memory.
     Pmu,
+    /// `features`: tries an instruction of each feature, hidden or announced.
+    Features,
     /// `sysregs=STEP`: executes every `STEP`th encoding of the system-register space, on four vCPUs.
     Sysregs { step: u64, seed: u64 },
     /// `hypercalls=COUNT`: makes `COUNT` calls of any kind, on each of four vCPUs.
@@ -59,6 +61,7 @@ impl Program {
                 "check" => Self::Check,
                 "touch" => Self::Touch { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "pmu" => Self::Pmu,
+                "features" => Self::Features,
                 "sysregs" => Self::Sysregs { step: number(key, value)?, seed: seed(arguments)? },
                 "hypercalls" => Self::Hypercalls { count: number(key, value)?, seed: seed(arguments)? },
                 "restart" => Self::Restart { rounds: number(key, value)? },

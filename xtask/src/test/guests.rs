@@ -20,7 +20,13 @@ use super::harness::{self, Depth};
 /// A test: its name, the depth at which it runs, and its function.
 type Case = (&'static str, Depth, fn(&Hostile) -> anyhow::Result<()>);
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 8] = [
+    ("hostile::hidden_features_are_undefined_and_announced_ones_work", Depth::Quick, |guest| {
+        guest.features(machine::CPU_DEFAULT)
+    }),
+    ("hostile::hidden_features_on_lesser_cpus", Depth::Full, |guest| {
+        ["neoverse-n1", "cortex-a57", "a64fx"].into_iter().try_for_each(|cpu| guest.features(cpu).context(cpu))
+    }),
     ("hostile::a_sample_of_system_registers", Depth::Quick, |guest| guest.system_registers(61, machine::CPU_DEFAULT)),
     ("hostile::a_sample_of_system_registers_on_lesser_cpus", Depth::Full, |guest| {
         ["neoverse-n1", "cortex-a57", "a64fx"]
@@ -98,6 +104,14 @@ impl Hostile {
         let calls = figure(&outcome, "exits.hvc")?;
         ensure!(calls >= 2 * WORKERS, "seed {seed}: {calls} calls came to EL2");
         self.flushed_at_each_start(&outcome, 2 * WORKERS + 1)
+    }
+
+    /// Tries instructions of each feature.
+    fn features(&self, cpu: &str) -> anyhow::Result<()> {
+        let outcome = self.boot("features".to_owned(), 0, cpu)?;
+        let console = outcome.console.tail(100).join("\n");
+        ensure!(console.contains("; 0 wrong"), "{console}");
+        Ok(())
     }
 
     /// Runs `count` calls of any kind on each of four vCPUs.

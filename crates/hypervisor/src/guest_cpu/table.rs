@@ -82,7 +82,7 @@ registers! {
         MTE 8 Hidden(0), "HCR_EL2.ATA is clear: the registers trap, tags cannot be read or written; IRG and LDG do not trap";
         RAS_frac 12 Hidden(0), "RAS beyond the minimum";
         MPAM_frac 16 Hidden(0), "MPAM2_EL2 traps it";
-        SME 24 Hidden(0), "CPTR_EL2.TSM traps it; TPIDR2_EL0 only with FEAT_FGT";
+        SME 24 Hidden(0), "CPTR_EL2.TSM traps it; TPIDR2_EL0 and SMPRI_EL1 only with FEAT_FGT";
         RNDR_trap 28 Hidden(0), "a trap to EL3";
         CSV2_frac 32 Hidden(0), "CSV2 says what is needed";
         NMI 36 Hidden(0), "HCRX_EL2.TALLINT traps it";

@@ -92,7 +92,7 @@ pub const LEFT: &[Left] = &[
               ICH_VMCR_EL2, ICH_AP0Rn_EL2, ICH_AP1Rn_EL2 and the list registers; SGIs trap",
     },
     Left {
-        names: &["SVCR", "SMPRI_EL1", "SMCR_EL1", "ZCR_EL1", "SMIDR_EL1"],
+        names: &["SVCR", "SMCR_EL1", "ZCR_EL1", "SMIDR_EL1"],
         why: "SVE and SME are hidden: CPTR_EL2.TZ and TSM trap them, HCR_EL2.TID1 the ID register",
     },
     Left {

@@ -151,7 +151,10 @@ table! {
             APGAKeyHi_EL1, S3_0_C2_C3_1, ANY, "its upper half";
         }
         [Group::RAS] { DISR_EL1, S3_0_C12_C1_1, ANY, "an SError that the guest's ESB deferred"; }
-        [Group::SME] { TPIDR2_EL0, S3_3_C13_C0_5, ANY, "SME is hidden, but without FEAT_FGT nothing traps its thread pointer"; }
+        [Group::SME] {
+            TPIDR2_EL0, S3_3_C13_C0_5, ANY, "SME is hidden, but without FEAT_FGT nothing traps its thread pointer";
+            SMPRI_EL1, S3_0_C1_C2_4, ANY, "SME is hidden, but without FEAT_FGT nothing traps its priority";
+        }
     ]
     timers: [
         [Group::ALWAYS] {
