@@ -8,7 +8,7 @@
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
-use super::{EntityId, Ticks, Virtual};
+use super::units::{EntityId, Ticks, Virtual};
 
 /// A group's weight, 1 to 1024.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -86,6 +86,7 @@ mod group;
 mod queue;
 mod run;
 mod spin;
+mod units;
 
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
@@ -93,17 +94,8 @@ use core::num::NonZeroU32;
 pub use group::Weight;
 use group::{ContendedTime, Group};
 use queue::Queue;
-
-/// A time, or a length of time, in ticks of a clock that the embedder chooses.
-pub type Ticks = u64;
-
-/// An entity: a vCPU, or a task of the hypervisor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EntityId(u32);
-
-/// A group of entities: a virtual machine, or one task of the hypervisor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(u32);
+use units::Virtual;
+pub use units::{EntityId, GroupId, Ticks};
 
 /// What a CPU does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +132,6 @@ pub struct Scheduler {
     /// The least virtual time of all entities that could run at some moment, at its latest.
     floor: Virtual,
 }
-
-/// Virtual time: ticks, divided by the share of a weight.
-type Virtual = u128;
 
 #[derive(Clone, Debug)]
 struct Cpu {

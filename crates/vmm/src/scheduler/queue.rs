@@ -8,7 +8,7 @@
 
 use alloc::vec::Vec;
 
-use super::{EntityId, Virtual};
+use super::units::{EntityId, Virtual};
 
 /// A waiting entity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,7 +5,8 @@
 //! While an entity waits and no CPU is idle or was just interrupted, each running entity has a limit.
 
 use super::queue::Item;
-use super::{Decision, EntityId, Kicks, Running, Scheduler, State, Ticks, Virtual};
+use super::units::Virtual;
+use super::{Decision, EntityId, Kicks, Running, Scheduler, State, Ticks};
 
 impl Scheduler {
     /// The entity can run. Returns the CPUs to interrupt.
