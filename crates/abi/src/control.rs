@@ -27,7 +27,7 @@
 //! |---|---|
 //! | `faults.translation`, `.permission`, `.access_flag`, `.external` | stage-2 faults by kind; `external`: answered with an abort into the guest |
 //! | `faults.first_touch` | translation faults on frames that neither the guest nor its loader had touched: each frame was zeroed |
-//! | `exits.KIND` | exits from the guest to EL2 by cause, faults included |
+//! | `exits.KIND` | exits from the guest to EL2 by cause, faults included; `interrupt`: a physical interrupt |
 //! | `mapped.pages_4k`, `.blocks_2m`, `.blocks_1g` | leaves installed |
 //! | `tables.allocated`, `.freed` | table pages, the root included |
 //! | `tlbi.OPERATION` | TLB invalidations by instruction |
@@ -41,6 +41,7 @@
 //! | `first_touches.pages_4k`, `.blocks_2m`, `.blocks_1g` | the number of these first touches |
 //! | `el2_instructions.write_fault` | the part of the total spent on write faults on read-only mappings |
 //! | `faults.write` | the number of these faults |
+//! | `el2_instructions.gic`, `.uart`, `.rtc` | the part of the total spent on accesses to that emulated device |
 //! | `phase.NAME.N.instructions` | with [`MEASURE`](crate::bundle::flags::MEASURE), instructions at EL2 while the guest was in that [phase](crate::vendor::PHASES) for the `N`th time, from 1 on; 0 without [`COUNT`](crate::bundle::flags::COUNT) |
 //! | `phase.NAME.N.faults.KIND`, `.mapped.LEAF`, `.tables.allocated`, `.tables.freed`, `.memory.frames_zeroed`, `.tlbi.OPERATION`, `.barriers.dsb`, `.barriers.isb`, `.cache.lines_cleaned`, `.cache.lines_invalidated`, `.cache.icache_all` | as the figures of the same names, during the phase; a figure of 0 is left out |
 //! | `phase.NAME.N.pages`, `.blocks` | pages that the log reported, and blocks that were coalesced, during the phase; a figure of 0 is left out |

@@ -16,6 +16,18 @@ pub const GICR_SIZE: u64 = 0x2_0000;
 pub const UART_BASE: u64 = 0x0900_0000;
 /// Size of the PL011 UART in bytes.
 pub const UART_SIZE: u64 = 0x1000;
+/// The UART's interrupt, as an INTID.
+pub const UART_INTERRUPT: u32 = 33;
+/// Start of the PL031 clock.
+pub const RTC_BASE: u64 = 0x0901_0000;
+/// Size of the PL031 clock in bytes.
+pub const RTC_SIZE: u64 = 0x1000;
+/// The clock's interrupt, as an INTID.
+pub const RTC_INTERRUPT: u32 = 34;
+/// The interrupt of the virtual timer, as an INTID.
+pub const VIRTUAL_TIMER_INTERRUPT: u32 = 27;
+/// The interrupt of the physical timer, as an INTID.
+pub const PHYSICAL_TIMER_INTERRUPT: u32 = 30;
 /// Start of the RAM for the vCPUs' [stolen time](crate::pv_time), one structure after the other in the order of the
 /// vCPUs. No device tree lists it as memory. QEMU's `virt` has it here too.
 pub const STOLEN_TIME_BASE: u64 = 0x090A_0000;

@@ -13,7 +13,6 @@ use dtoolkit::fdt::{Fdt, FdtNode};
 use dtoolkit::standard::{NodeStandard, Status};
 use dtoolkit::{Node, Property};
 use thiserror::Error;
-use twofold_vmm::device_tree::PassedThrough;
 
 use crate::power::Conduit;
 use crate::read_sysreg;
@@ -51,8 +50,13 @@ pub struct Board {
     pub gicd: Range<u64>,
     /// The GICv3's redistributors.
     pub gicr: ArrayVec<Range<u64>, 8>,
+    /// The interrupt by which the GIC's virtual interface asks for EL2, as `interrupts` of its node; empty if there is
+    /// none.
+    pub maintenance_interrupt: ArrayVec<u32, MAX_INTERRUPT_CELLS>,
     /// The PL011.
     pub uart: Range<u64>,
+    /// The PL031, if there is one.
+    pub rtc: Option<Range<u64>>,
     /// The instruction that calls the firmware.
     pub psci: Conduit,
     /// The affinity of each CPU, as in MPIDR_EL1. The CPU that booted comes first.
@@ -85,13 +89,15 @@ impl Board {
             no_map: ArrayVec::new(),
             gicd,
             gicr: redistributors(&gic)?,
+            maintenance_interrupt: interrupts(&gic, GIC).unwrap_or_default(),
             uart: uart(fdt)?,
+            rtc: find(root, &["arm,pl031"], RTC).ok().and_then(|rtc| rtc.region(0)),
             psci: conduit(fdt)?,
             cpus: cpus(fdt)?,
             bundle: bundle.clone(),
             bootargs: chosen.and_then(bootargs).unwrap_or(""),
-            timer_interrupts: interrupts(root, "arm,armv8-timer", TIMER)?,
-            uart_interrupts: interrupts(root, "arm,pl011", UART)?,
+            timer_interrupts: interrupts(&find(root, &["arm,armv8-timer"], TIMER)?, TIMER)?,
+            uart_interrupts: interrupts(&find(root, &["arm,pl011"], UART)?, UART)?,
             dtb: dtb.clone(),
         };
         // A frame at address 0 would be a null pointer.
@@ -120,16 +126,7 @@ impl Board {
 
     /// The registers of the devices that EL2 uses.
     pub fn devices(&self) -> impl Iterator<Item = &Range<u64>> {
-        [&self.gicd, &self.uart].into_iter().chain(&self.gicr)
-    }
-
-    /// What the guest's device tree repeats of this one.
-    pub fn passed_through(&self) -> PassedThrough<'_> {
-        PassedThrough {
-            cpus: &self.cpus,
-            timer_interrupts: &self.timer_interrupts,
-            uart_interrupts: &self.uart_interrupts,
-        }
+        [&self.gicd, &self.uart].into_iter().chain(&self.gicr).chain(&self.rtc)
     }
 
     fn read_reserved(&mut self, fdt: Fdt<'static>) -> Result<(), Error> {
@@ -147,6 +144,18 @@ impl Board {
             }
         }
         Ok(())
+    }
+}
+
+/// The INTID of the interrupt at place `index` of an `interrupts` property in the GIC's three cells.
+#[must_use]
+pub fn intid(cells: &[u32], index: usize) -> Option<u32> {
+    const SHARED: u32 = 0;
+    const PRIVATE: u32 = 1;
+    match *cells.as_chunks::<3>().0.get(index)? {
+        [SHARED, number, _] if number < 988 => Some(32 + number),
+        [PRIVATE, number, _] if number < 16 => Some(16 + number),
+        _ => None,
     }
 }
 
@@ -181,6 +190,7 @@ const MAX_INTERRUPT_CELLS: usize = 16;
 
 const GIC: &str = "GICv3 (compatible \"arm,gic-v3\")";
 const UART: &str = "PL011 (compatible \"arm,pl011\")";
+const RTC: &str = "PL031 (compatible \"arm,pl031\")";
 const PSCI: &str = "PSCI (compatible \"arm,psci-0.2\")";
 const TIMER: &str = "timer (compatible \"arm,armv8-timer\")";
 const RESERVED: &str = "/reserved-memory";
@@ -230,12 +240,7 @@ fn cpus(fdt: Fdt<'static>) -> Result<ArrayVec<u64, MAX_CPUS>, Error> {
 }
 
 /// The cells of a device's `interrupts`.
-fn interrupts(
-    root: FdtNode<'static>,
-    compatible: &str,
-    name: &'static str,
-) -> Result<ArrayVec<u32, MAX_INTERRUPT_CELLS>, Error> {
-    let device = find(root, &[compatible], name)?;
+fn interrupts(device: &Device, name: &'static str) -> Result<ArrayVec<u32, MAX_INTERRUPT_CELLS>, Error> {
     let property = device.node.property("interrupts").ok_or(Error::Property(name, "interrupts"))?;
     let mut interrupts = ArrayVec::new();
     for cell in property.value().as_chunks::<4>().0 {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The machine's own serial port, a PL011, polled.
 //!
-//! It is for the text before the guest owns the port, and for the panic report. The driver uses two registers and takes
-//! no lock, because a report must get out even if another CPU is writing. So lines of two CPUs may mix.
+//! It is for EL2's own text. [`serial`](crate::serial) has what the guest sends and receives by the same port. This driver
+//! uses two registers and takes no lock, because a report must get out even if another CPU is writing. So lines of two
+//! CPUs may mix.
 
 use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -57,15 +58,19 @@ pub(crate) unsafe fn init(base: u64) {
     BASE.store(base as usize, Ordering::Relaxed);
 }
 
-fn put(byte: u8) {
+/// The address of the port's registers; `None` if the board has no port.
+pub(crate) fn base() -> Option<usize> {
     let base = BASE.load(Ordering::Relaxed);
-    if base == 0 {
-        return;
-    }
+    (base != 0).then_some(base)
+}
+
+/// Sends a byte. If the port takes none for long, the byte is lost.
+fn put(byte: u8) {
+    let Some(base) = base() else { return };
     let (data, flags) = ((base + DR) as *mut u32, (base + FR) as *const u32);
     // SAFETY: `init` was called with this base, and its caller promised a mapped PL011.
     unsafe {
-        // Bounded: the guest owns the UART and may have stopped it, but a report must end.
+        // Bounded: a report must end even if the port has stopped.
         let mut patience = 1 << 20;
         while flags.read_volatile() & TXFF != 0 && patience != 0 {
             patience -= 1;

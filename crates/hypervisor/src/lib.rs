@@ -18,6 +18,8 @@
 //! | [`vcpu`] | enter, exit, answer, enter again |
 //! | [`inject`] | exceptions that EL2 raises in the guest |
 //! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
+//! | [`emulation`], [`mmio`] | the guest's devices, and its accesses to them |
+//! | [`timer`], [`clock`] | the guest's time, and wall time |
 //! | [`stats`] | counters, and the report |
 //! | [`memory`], [`platform`] | RAM and instructions for the engine |
 //! | [`experiment`] | what only experiments need: the observer of exits, and the calls by which a guest measures itself |
@@ -30,6 +32,7 @@
 //! | [`el2_mmu`] | the image's own translation tables |
 //! | [`board`] | the machine, as its device tree describes it |
 //! | [`cpus`] | the other CPUs, and each CPU's stacks |
+//! | [`gic`] | the machine's interrupt controller, and the virtual interface of a CPU |
 //! | [`registers`] | the control registers, and the value of each |
 //! | [`guest_cpu`] | the ID registers that a guest sees |
 //! | [`world`], [`context`] | the switch into the guest and back, and the switched registers |
@@ -39,12 +42,14 @@
 //! | [`panic`](mod@panic) | the one report before the end |
 //! | [`console`], [`control`], [`semihosting`] | the outputs |
 //! | [`serial_port`] | the driver of a virtio console's port, for the control channel |
+//! | [`serial`] | the machine's UART as the far end of the guest's |
 //! | [`power`], [`shutdown`] | PSCI calls to the firmware; the exit of the image |
 //! | [`heap`] | `alloc` |
 //! | [`pmu`], [`count`] | counts instructions at EL2, and rejects impossible counts |
 //! | [`sysreg`] | reads and writes system registers |
 //!
-//! EL2 runs with interrupts masked and without FP/SIMD registers; both belong to the guest.
+//! EL2 runs with interrupts masked: one that comes meanwhile is an exit right after the next entry. It uses no FP/SIMD
+//! register; those belong to the guest.
 #![no_std]
 
 extern crate alloc;
@@ -53,24 +58,29 @@ pub mod abort;
 pub mod at;
 pub mod board;
 pub mod boot;
+pub mod clock;
 pub mod console;
 pub mod context;
 pub mod control;
 pub mod count;
 pub mod cpus;
 pub mod el2_mmu;
+pub mod emulation;
 pub mod exception_table;
 pub mod experiment;
+pub mod gic;
 pub mod guest_cpu;
 pub mod heap;
 pub mod inject;
 pub mod memory;
+pub mod mmio;
 pub mod panic;
 pub mod platform;
 pub mod pmu;
 pub mod power;
 pub mod registers;
 pub mod semihosting;
+pub mod serial;
 pub mod serial_port;
 pub mod shutdown;
 pub mod stage1;
@@ -79,6 +89,7 @@ pub mod stats;
 pub mod survey;
 pub mod switch;
 pub mod sysreg;
+pub mod timer;
 pub mod translate;
 pub mod vcpu;
 pub mod vectors;

@@ -7,21 +7,26 @@ use alloc::vec::Vec;
 
 use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
+use twofold_devices::vgic;
 use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, HUGE_PAGE, Slot};
-use twofold_stage2::{Geometry, Granule, Ipa, Pa, Platform, Run, Vmid, Window};
+use twofold_stage2::{Geometry, Granule, Ipa, Platform, Run, Vmid};
 use twofold_vmm::config::{Config, ConfigError};
 use twofold_vmm::device_tree;
 use twofold_vmm::load::{Layout, LoadError};
 
 use crate::board::Board;
+use crate::emulation::Devices;
 use crate::experiment::baselines::{Baselines, NoBaselines};
 use crate::experiment::platform::observed;
 use crate::experiment::{ExitObserver, Observer};
+use crate::gic::physical::{self, Unusable};
+use crate::gic::sources::{NoInterrupt, Sources};
 use crate::memory::Taken;
 use crate::platform::Counted;
+use crate::registers::Cpu;
 use crate::survey::{self, SurveyError};
 use crate::vm::{self, Vm};
-use crate::{control, error, heap, log, panic, println, shutdown, vcpu};
+use crate::{control, error, heap, log, panic, println, serial, shutdown, vcpu};
 
 /// Makes the guest and runs it. `bundle` is the boot loader's; `taken` is the rest of the memory.
 pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
@@ -69,12 +74,15 @@ pub enum StartupError {
         /// What is free, in MiB.
         free: u64,
     },
-    /// A device to pass through does not fill its place in the guest's memory map.
-    #[error("this machine's {device} is too small, or in several parts: the guest would reach what lies behind it")]
-    Device {
-        /// The device.
-        device: &'static str,
-    },
+    /// The device tree lacks an interrupt.
+    #[error(transparent)]
+    NoInterrupt(#[from] NoInterrupt),
+    /// The guest's interrupt controller cannot be made.
+    #[error(transparent)]
+    GuestGic(#[from] vgic::ConfigError),
+    /// The interrupt controller cannot be used.
+    #[error(transparent)]
+    Gic(#[from] Unusable),
     /// There are fewer CPUs than vCPUs.
     #[error("the guest wants {wanted} vCPUs, but this machine has {cpus} CPUs: each vCPU needs one")]
     NoCpus {
@@ -113,7 +121,10 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     if free < wanted.div_ceil(HUGE_PAGE).saturating_mul(HUGE_PAGE) {
         return Err(StartupError::NoMemory { wanted: wanted >> 20, free: free >> 20 });
     }
-    check_devices(board)?;
+    let sources = Sources::of(board, Cpu::read().has_physical_offset())?;
+    let devices = Devices::new(board, &board.cpus[..config.cpus as usize], &sources)?;
+    // SAFETY: the board is this machine's, and only the boot CPU runs, once, here.
+    unsafe { physical::set_up(board, &sources)? };
     let layout = Layout::new(config)?;
     let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
     // SAFETY: EL2 maps all RAM one to one, and `taken` is RAM that nothing else uses.
@@ -122,35 +133,20 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let given = given(config, &mut frames, &platform)?;
     let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
     let mut add = |slot| memory.add_slot(slot).map_err(MemoryError::from);
-    for slot in devices(board) {
-        add(slot)?;
-    }
     let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
     let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
     baselines.apply(&mut memory);
-    let blob = device_tree::build(config, &layout, &board.passed_through());
+    let blob = device_tree::build(config, &layout, &board.cpus);
     layout.load(config, &blob, &memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);
     if let Some(test) = config.test {
         log!("guest: {} MiB of test memory at {:#x}, {} slots", test.size() >> 20, test.start, test.slots);
     }
     log!("{geometry:?} {features:?}");
-    let vm = Vm::new(board, (memory, ram, test), guest_cpu, config.cpus as usize, config.flags, vcpu::run);
+    serial::start_receiving();
+    let (cpus, flags) = (config.cpus as usize, config.flags);
+    let vm = Vm::new(board, (sources, devices), (memory, ram, test), guest_cpu, cpus, flags, vcpu::run);
     Ok((vm, layout))
-}
-
-/// Checks the devices to pass through: each must fill its slot, or the guest would reach what lies behind it.
-fn check_devices(board: &Board) -> Result<(), StartupError> {
-    let [redistributors] = &board.gicr[..] else { return Err(StartupError::Device { device: "GIC redistributor" }) };
-    let devices = [
-        ("GIC distributor", &board.gicd, virt::GICD_SIZE),
-        ("GIC redistributor", redistributors, board.cpus.len() as u64 * virt::GICR_SIZE),
-        ("UART", &board.uart, virt::UART_SIZE),
-    ];
-    match devices.into_iter().find(|(_, range, size)| range.end - range.start < *size) {
-        Some((device, ..)) => Err(StartupError::Device { device }),
-        None => Ok(()),
-    }
 }
 
 /// The smallest IPA space that holds the guest's RAM, unless the bundle sets it. Up to 34 bits a walk has two levels.
@@ -187,19 +183,4 @@ fn test_slots(config: &Config<'_>, given: Vec<Run>) -> impl Iterator<Item = Slot
 
 fn slot(start: u64, size: u64, backing: Backing) -> Slot {
     Slot { range: Ipa::new(start)..Ipa::new(start + size), backing, writable: true }
-}
-
-fn devices(board: &Board) -> impl Iterator<Item = Slot> {
-    let redistributors = board.cpus.len() as u64 * virt::GICR_SIZE;
-    let device = |physical: &core::ops::Range<u64>| {
-        // SAFETY: these devices are passed through to the guest, and none of them accesses memory. They are not RAM,
-        // and EL2 reaches them only by volatile accesses.
-        Backing::Device(unsafe { Window::new(Pa::new(physical.start), physical.end - physical.start) })
-    };
-    [
-        slot(virt::GICD_BASE, virt::GICD_SIZE, device(&board.gicd)),
-        slot(virt::GICR_BASE, redistributors, device(&board.gicr[0])),
-        slot(virt::UART_BASE, virt::UART_SIZE, device(&board.uart)),
-    ]
-    .into_iter()
 }

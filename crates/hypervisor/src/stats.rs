@@ -43,11 +43,21 @@ pub enum Purpose {
     WriteFault,
     /// A vendor call that marks a phase.
     Phase,
+    /// An access to the interrupt controller.
+    Gic,
+    /// An access to the UART.
+    Uart,
+    /// An access to the clock.
+    Rtc,
 }
+
+/// The syndrome under which an exit because of a physical interrupt is counted: hardware gives it none, and this class is
+/// not in use.
+pub const INTERRUPT: u64 = 0x3f << 26;
 
 const CLASSES: usize = 64;
 /// The classes, then the purposes.
-const PURPOSES: usize = CLASSES + 6;
+const PURPOSES: usize = CLASSES + 9;
 const LAST: usize = 8;
 
 impl Purpose {
@@ -57,6 +67,9 @@ impl Purpose {
                 Self::FirstTouch(level) => level.raw() as usize,
                 Self::WriteFault => 4,
                 Self::Phase => 5,
+                Self::Gic => 6,
+                Self::Uart => 7,
+                Self::Rtc => 8,
             }
     }
 }
@@ -215,7 +228,8 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
             // A first touch is an abort. That of an instruction fetch is counted here with the data aborts.
             let known: u64 = match name {
                 DATA_ABORT => {
-                    spent(Purpose::WriteFault) + LEVELS.map(Purpose::FirstTouch).map(spent).iter().sum::<u64>()
+                    let device: u64 = DEVICES.map(|(purpose, _)| spent(purpose)).iter().sum();
+                    device + spent(Purpose::WriteFault) + LEVELS.map(Purpose::FirstTouch).map(spent).iter().sum::<u64>()
                 }
                 HVC => spent(Purpose::Phase),
                 _ => 0,
@@ -226,11 +240,16 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
             stat("el2_instructions", name, spent(Purpose::FirstTouch(level)));
         }
         stat("el2_instructions", "write_fault", spent(Purpose::WriteFault));
+        for (purpose, name) in DEVICES {
+            stat("el2_instructions", name, spent(purpose));
+        }
     }
 }
 
 /// The sizes of leaf, by level.
 const LEAVES: [(usize, &str); 3] = [(3, "pages_4k"), (2, "blocks_2m"), (1, "blocks_1g")];
+/// The devices with a row of their own.
+const DEVICES: [(Purpose, &str); 3] = [(Purpose::Gic, "gic"), (Purpose::Uart, "uart"), (Purpose::Rtc, "rtc")];
 const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
 
 /// Calls `each` with the name of each group of exception classes and its members.
@@ -241,8 +260,14 @@ fn for_each_class(mut each: impl FnMut(&str, &mut dyn Iterator<Item = usize>)) {
     each(OTHER, &mut (0..CLASSES).filter(|class| name(*class) == OTHER));
 }
 
-const NAMES: [(usize, &str); 5] =
-    [(0x16, HVC), (0x17, "smc"), (0x18, "system_register"), (0x20, "instruction_abort"), (0x24, DATA_ABORT)];
+const NAMES: [(usize, &str); 6] = [
+    (0x16, HVC),
+    (0x17, "smc"),
+    (0x18, "system_register"),
+    (0x20, "instruction_abort"),
+    (0x24, DATA_ABORT),
+    (0x3f, "interrupt"),
+];
 const HVC: &str = "hvc";
 const DATA_ABORT: &str = "data_abort";
 const OTHER: &str = "other";

@@ -8,30 +8,41 @@
 
 use core::mem::needs_drop;
 
+use twofold_devices::vgic::SgiRegister;
 use twofold_memory::{Answer, Done, GuestFault};
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
 use twofold_vmm::psci::{self, Reply};
 
 use crate::abort::{self, Located};
+use crate::emulation::Device;
 use crate::experiment::{ExitObserver, Observer};
+use crate::gic::guest::Waiting;
+use crate::gic::physical;
+use crate::gic::sources::KICK;
+use crate::mmio::{self, Operation, Order};
 use crate::pmu::Counter;
 use crate::registers::access::Access;
 use crate::registers::shut;
-use crate::stats::{Meter, Purpose, Stats};
+use crate::stats::{INTERRUPT, Meter, Purpose, Stats};
+use crate::timer::{self, Due, PhysicalTimer};
 use crate::vm::{End, Vm};
 use crate::world::{self, Context, Trap};
 use crate::{inject, power, read_sysreg};
 
 /// Runs vCPU `index` from `entry` on this CPU, until it is switched off.
 pub fn run(vm: &'static Vm, index: usize, entry: u64, argument: u64) -> ! {
-    vm.confine_this_cpu();
+    vm.confine_this_cpu(index);
     // SAFETY: the CPU was just set up; no other vCPU runs on it.
     let counter = if vm.counts_instructions() { unsafe { Counter::start() } } else { None };
     let mut vcpu = Vcpu {
         vm,
         index,
         context: Context::new(entry, argument),
+        timer: PhysicalTimer::default(),
+        timer_level: false,
+        alarm: None,
+        waiting: None,
         stats: &vm.vcpus[index].stats,
         meter: Meter::new(counter),
         observer: Observer::vcpu_starts(index),
@@ -45,6 +56,14 @@ struct Vcpu {
     vm: &'static Vm,
     index: usize,
     context: Context,
+    /// The physical timer, unless the guest has the machine's with an offset.
+    timer: PhysicalTimer,
+    /// The level of its line, as the interrupt controller knows it.
+    timer_level: bool,
+    /// The machine's time of the clock's alarm that this vCPU has set.
+    alarm: Option<u64>,
+    /// A read of the interrupt controller that waits for other CPUs.
+    waiting: Option<Waiting>,
     stats: &'static Stats,
     meter: Meter,
     observer: Observer,
@@ -69,10 +88,12 @@ impl Vcpu {
         // SAFETY: `confine_this_cpu` set the CPU up for this guest, and no code here sets its PSTATE to EL2.
         let trap = unsafe { world::enter(&mut self.context) };
         self.observer.guest_left();
+        if trap != Trap::Sync {
+            return self.interrupted(trap);
+        }
         let esr = read_sysreg!(ESR_EL2);
         self.measure(esr);
         self.stats.exit(esr, self.context.pc);
-        assert!(trap == Trap::Sync, "a physical {trap:?} was taken to EL2, although all interrupts are the guest's");
         self.observer.before_answer(self.vm);
         self.answer(esr);
         self.observer.after_answer(self.vm, esr);
@@ -101,6 +122,7 @@ impl Vcpu {
             class::DATA_ABORT | class::INSTRUCTION_ABORT => self.odd_abort(esr),
             class::HVC => self.call(),
             class::SYSTEM_REGISTER if self.observer.register_trapped(esr, &mut self.context) => {}
+            class::SYSTEM_REGISTER if self.interrupt_or_time(esr) => self.context.skip(),
             class::SYSTEM_REGISTER if self.system_register(esr) => self.context.skip(),
             class::SMC => {
                 // SMC trapped before it was executed: the guest continues after it.
@@ -150,8 +172,8 @@ impl Vcpu {
         }
     }
 
-    /// Nothing is mapped there: the guest skips the access, or takes an abort. No page is absent, since no store is
-    /// attached.
+    /// Nothing is mapped there: a device answers, the guest skips the access, or it takes an abort. No page is absent,
+    /// since no store is attached.
     #[cold]
     #[inline(never)]
     fn refused(&mut self, answer: Answer, esr: u64, far: u64, ipa: Ipa) {
@@ -159,10 +181,138 @@ impl Vcpu {
             Answer::Skip => self.context.skip(),
             Answer::Absent => self.vm.fail(format_args!("{ipa:x?} is absent, and there is no page store")),
             Answer::ExternalAbort | Answer::Retry(_) => {
+                if self.device(esr, far, ipa) {
+                    return;
+                }
                 self.stats.external();
                 abort::refuse(self.vm.memory(), &mut self.context, esr, far, ipa);
             }
         }
+    }
+
+    /// Emulates an access to a device. Returns `false` if there is none at the page `ipa`, or if the syndrome does not
+    /// describe the access.
+    #[inline(always)]
+    fn device(&mut self, esr: u64, far: u64, ipa: Ipa) -> bool {
+        let Some(device) = self.vm.devices().find(ipa.raw() | far & 0xfff) else { return false };
+        let Some(access) = mmio::Access::from_syndrome(esr) else { return false };
+        self.meter.is_for(match device {
+            Device::Gic(_) => Purpose::Gic,
+            Device::Uart(_) => Purpose::Uart,
+            Device::Rtc(_) => Purpose::Rtc,
+        });
+        let order = Order::of(self.context.pstate, read_sysreg!(SCTLR_EL1));
+        let operation = match access.is_write {
+            true => Operation::Write(access.stored(&self.context.x, order)),
+            false => Operation::Read,
+        };
+        let waiting = &mut self.waiting;
+        let Some(value) = self.vm.devices().access(self.index, device, access.width, operation, waiting) else {
+            return true;
+        };
+        if !access.is_write {
+            access.load(&mut self.context.x, value, order);
+        }
+        if let Device::Rtc(_) = device {
+            self.alarm = self.vm.devices().alarm();
+            self.arm();
+        }
+        self.context.skip();
+        true
+    }
+
+    /// Emulates a trapped access to the interrupt controller's or a timer's register. Returns `false` if it is not one.
+    fn interrupt_or_time(&mut self, esr: u64) -> bool {
+        let access = Access::from_syndrome(esr);
+        let [3, 0, 12, 11, register] = access.encoding else { return self.time(&access) };
+        if access.is_read {
+            return false;
+        }
+        let value = self.context.x.get(access.rt).copied().unwrap_or(0);
+        let gic = &self.vm.devices().gic;
+        match register {
+            1 => gic.deactivate(self.index, value as u32 & 0xff_ffff),
+            5 => gic.send(self.index, SgiRegister::Group1, value),
+            6 => gic.send(self.index, SgiRegister::Alias, value),
+            7 => gic.send(self.index, SgiRegister::Group0, value),
+            _ => return false,
+        }
+        true
+    }
+
+    /// As [`interrupt_or_time`](Self::interrupt_or_time), for the physical counter and timer.
+    fn time(&mut self, access: &Access) -> bool {
+        let now = self.guest_time();
+        match self.timer.access(access, &mut self.context.x, now) {
+            None => return false,
+            Some(false) => {}
+            Some(true) => self.timer_changed(),
+        }
+        true
+    }
+
+    /// Sets the line of the physical timer, and EL2's timer.
+    fn timer_changed(&mut self) {
+        let level = self.timer.due(self.guest_time()) == Due::Now;
+        if level != self.timer_level {
+            self.timer_level = level;
+            self.vm.devices().gic.set_physical_timer(self.index, level);
+        }
+        self.arm();
+    }
+
+    /// Sets EL2's timer to whatever comes first.
+    fn arm(&self) {
+        let timer = match self.timer.due(self.guest_time()) {
+            Due::At(time) => Some(time.saturating_add(self.vm.counter_offset())),
+            Due::Now | Due::Never => None,
+        };
+        timer::arm(timer.into_iter().chain(self.alarm).min());
+    }
+
+    fn guest_time(&self) -> u64 {
+        timer::machine_time().wrapping_sub(self.vm.counter_offset())
+    }
+
+    /// Answers an exit because of a physical interrupt, which is still pending.
+    #[inline(never)]
+    fn interrupted(&mut self, trap: Trap) {
+        self.measure(INTERRUPT);
+        self.stats.exit(INTERRUPT, self.context.pc);
+        match trap {
+            Trap::SError => self.vm.fail(format_args!("a physical SError was taken to EL2")),
+            // Only group 0 is an FIQ, and EL2 has put every interrupt into group 1.
+            Trap::Fiq => self.vm.fail(format_args!("a physical FIQ was taken to EL2")),
+            Trap::Irq | Trap::Sync => {}
+        }
+        // It may have been withdrawn meanwhile.
+        let Some(intid) = physical::acknowledge() else { return };
+        physical::drop_priority(intid);
+        let (devices, sources) = (self.vm.devices(), self.vm.sources());
+        if intid == sources.virtual_timer {
+            // It stays active until the guest ends the virtual one.
+            return devices.gic.virtual_timer_fired(self.index);
+        }
+        if intid == sources.physical_timer {
+            return devices.gic.physical_timer_fired(self.index);
+        }
+        if intid == sources.own_timer {
+            self.own_timer();
+        } else if intid == sources.uart {
+            devices.serial_interrupt(self.index);
+        } else if intid == KICK || intid == sources.maintenance {
+            devices.gic.synchronize(self.index);
+        }
+        physical::deactivate(intid);
+    }
+
+    /// EL2's timer has fired.
+    fn own_timer(&mut self) {
+        if self.alarm.is_some_and(|alarm| alarm <= timer::machine_time()) {
+            self.vm.devices().alarm_due(self.index);
+            self.alarm = self.vm.devices().alarm();
+        }
+        self.timer_changed();
     }
 
     /// Handles an abort whose cause is not the content of the tables.
@@ -183,10 +333,17 @@ impl Vcpu {
         }
         match psci::call(&self.vm, self.index, &[a, b, c, d]) {
             Reply::Return(value) => self.context.x[0] = value,
-            Reply::Off => power::cpu_off(),
+            Reply::Off => self.off(),
             Reply::SystemOff => self.end(End::PowerOff),
             Reply::SystemReset => self.end(End::Reset),
         }
+    }
+
+    /// Switches this CPU off.
+    fn off(&mut self) -> ! {
+        timer::arm(None);
+        self.vm.devices().gic.stop(self.index);
+        power::cpu_off()
     }
 
     fn end(&mut self, end: End) -> ! {

@@ -2,7 +2,8 @@
 //! The one virtual machine: the state that its vCPUs share, and its end.
 //!
 //! Locking: there is no lock around the guest's memory, which locks internally. Each CPU handles its vCPU's faults in
-//! parallel with the others, and holds no lock when it enters the guest.
+//! parallel with the others, and holds no lock when it enters the guest. The devices have locks of their own
+//! ([`emulation`](crate::emulation)).
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
@@ -19,12 +20,15 @@ use twofold_vmm::refusals::Refusals;
 
 use crate::board::Board;
 use crate::cpus::{self, StartError};
+use crate::emulation::Devices;
 use crate::experiment::vendor::VendorCalls;
 use crate::experiment::{EnginePlatform, ExitObserver, ObservedGuest, Observer};
+use crate::gic::physical;
+use crate::gic::sources::Sources;
 use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::registers::{self, Confinement};
 use crate::stats::{self, Stats};
-use crate::{control, platform, power, shutdown};
+use crate::{control, platform, power, shutdown, timer};
 
 /// The virtual machine.
 pub struct Vm {
@@ -37,6 +41,12 @@ pub struct Vm {
     hcr: u64,
     /// The ID registers that the guest sees.
     guest_cpu: GuestCpu,
+    /// How far the guest's counters are behind the machine's.
+    counter_offset: u64,
+    /// The machine's interrupts.
+    sources: Sources,
+    /// What the guest has beside its memory.
+    devices: Devices,
     flags: u32,
     run: RunVcpu,
     /// The calls by which the guest measures itself; `None` if its bundle does not allow them.
@@ -81,9 +91,10 @@ pub fn write_last_exits(out: &mut dyn Write) {
 
 impl Vm {
     /// A virtual machine with `cpus` vCPUs, of which only the first is on, with the slots of its RAM and of its test
-    /// memory. `flags` are the bundle's.
+    /// memory. `flags` are the bundle's. Its counters begin now.
     pub fn new(
         board: &'static Board,
+        (sources, devices): (Sources, Devices),
         (memory, ram, test): (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
         guest_cpu: GuestCpu,
         cpus: usize,
@@ -101,6 +112,9 @@ impl Vm {
             board,
             hcr,
             guest_cpu,
+            counter_offset: timer::machine_time(),
+            sources,
+            devices,
             flags,
             run,
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
@@ -128,23 +142,59 @@ impl Vm {
         &self.guest_cpu
     }
 
-    /// Sets this CPU up so that a guest on it reaches only this virtual machine. Out of line: inlined into the loop of a
-    /// vCPU, it made the compiler keep the fault path in pieces.
+    /// What the guest has beside its memory.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    /// The machine's interrupts.
+    pub(crate) fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    /// How far the guest's counters are behind the machine's.
+    pub(crate) fn counter_offset(&self) -> u64 {
+        self.counter_offset
+    }
+
+    /// Sets this CPU up so that a guest on it reaches only this virtual machine, and vCPU `index` runs on it. Out of line:
+    /// inlined into the loop of a vCPU, it made the compiler keep the fault path in pieces.
     #[inline(never)]
-    pub(crate) fn confine_this_cpu(&self) {
+    pub(crate) fn confine_this_cpu(&self, index: usize) {
         let stage2 = self.memory.stage2();
         let (cpu, features, ids) = (cpus::current(), platform::features(), IdValues::read());
         let checked = agreement::check(cpu, stage2.features(), &features);
         if let Err(unfit) = checked.and_then(|()| self.guest_cpu.check_cpu(cpu, &ids)) {
             self.fail(format_args!("{unfit}"));
         }
-        let guest = Confinement { hcr: self.hcr, vtcr: stage2.vtcr(), vttbr: stage2.vttbr() };
+        let guest = Confinement {
+            hcr: self.hcr,
+            vtcr: stage2.vtcr(),
+            vttbr: stage2.vttbr(),
+            counter_offset: self.counter_offset,
+        };
         // SAFETY: a CPU calls this before it enters its first vCPU; this value of HCR_EL2 does not change EL2.
         unsafe { registers::set_for(&guest) };
         Observer::tables_loaded(stage2.vttbr());
         // A CPU that was off received no invalidation, and may hold TLB entries of firmware or of its last vCPU under
         // this VMID.
         stage2.invalidate_all();
+        self.take_interrupts(index);
+    }
+
+    /// Sets up this CPU's interrupts, those of the machine and those of vCPU `index`.
+    fn take_interrupts(&self, index: usize) {
+        let mpidr = self.vcpus[index].mpidr;
+        // SAFETY: this CPU has this affinity, and the start of the image has set the distributor up.
+        let mut done = unsafe { physical::set_up_this_cpu(self.board, mpidr, &self.sources) };
+        let active = self.devices.gic.start(index);
+        if active != 0 && done.is_ok() {
+            // SAFETY: as above.
+            done = unsafe { physical::activate_here(self.board, mpidr, active) };
+        }
+        if let Err(error) = done {
+            self.fail(format_args!("{error}"));
+        }
     }
 
     pub(crate) fn counts_instructions(&self) -> bool {

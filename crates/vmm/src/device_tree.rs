@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The guest's device tree: the machine of [`twofold_abi::virt`], with the guest's own RAM, vCPUs and command line.
 //!
-//! GIC, UART and timer are the machine's own, passed through. So their interrupts and the affinities of the vCPUs are
-//! the machine's ([`PassedThrough`]).
+//! The devices are emulated, so their interrupts are those of QEMU's `virt`. The affinities of the vCPUs are those of
+//! the CPUs that they run on.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -16,19 +16,8 @@ use crate::load::Layout;
 const GIC_PHANDLE: u32 = 1;
 const CLOCK_PHANDLE: u32 = 2;
 
-/// What the guest's tree repeats of the machine's.
-#[derive(Clone, Copy, Debug)]
-pub struct PassedThrough<'a> {
-    /// The affinities of the machine's CPUs, as in MPIDR_EL1. Each has a redistributor.
-    pub cpus: &'a [u64],
-    /// The timer's `interrupts`, cell by cell.
-    pub timer_interrupts: &'a [u32],
-    /// The UART's `interrupts`, likewise.
-    pub uart_interrupts: &'a [u32],
-}
-
-/// The guest's device tree as a blob.
-pub fn build(config: &Config<'_>, layout: &Layout, machine: &PassedThrough<'_>) -> Vec<u8> {
+/// The guest's device tree as a blob. `affinities` are those of its vCPUs, as in MPIDR_EL1; more are ignored.
+pub fn build(config: &Config<'_>, layout: &Layout, affinities: &[u64]) -> Vec<u8> {
     let mut tree = DeviceTree::new();
     let root = &mut tree.root;
     set(root, "compatible", "linux,dummy-virt");
@@ -38,12 +27,13 @@ pub fn build(config: &Config<'_>, layout: &Layout, machine: &PassedThrough<'_>) 
     set(root, "interrupt-parent", GIC_PHANDLE);
     root.add_child(chosen(config, layout));
     root.add_child(memory(config));
-    root.add_child(cpus(config, machine));
+    root.add_child(cpus(config, affinities));
     root.add_child(psci());
-    root.add_child(gic(machine));
-    root.add_child(timer(machine));
+    root.add_child(gic(config));
+    root.add_child(timer());
     root.add_child(clock());
-    root.add_child(uart(machine));
+    root.add_child(uart());
+    root.add_child(rtc());
     tree.to_dtb()
 }
 
@@ -65,12 +55,12 @@ fn memory(config: &Config<'_>) -> DeviceTreeNode {
     node
 }
 
-fn cpus(config: &Config<'_>, machine: &PassedThrough<'_>) -> DeviceTreeNode {
+fn cpus(config: &Config<'_>, affinities: &[u64]) -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked("cpus");
     // One cell cannot hold Aff3.
     set(&mut node, "#address-cells", 2u32);
     set(&mut node, "#size-cells", 0u32);
-    for mpidr in machine.cpus.iter().take(config.cpus as usize) {
+    for mpidr in affinities.iter().take(config.cpus as usize) {
         let mut cpu = DeviceTreeNode::new_unchecked(format!("cpu@{mpidr:x}"));
         set(&mut cpu, "device_type", "cpu");
         set(&mut cpu, "compatible", "arm,armv8");
@@ -88,21 +78,23 @@ fn psci() -> DeviceTreeNode {
     node
 }
 
-fn gic(machine: &PassedThrough<'_>) -> DeviceTreeNode {
+fn gic(config: &Config<'_>) -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked(format!("intc@{:x}", virt::GICD_BASE));
     set(&mut node, "compatible", "arm,gic-v3");
     set(&mut node, "phandle", GIC_PHANDLE);
     set(&mut node, "#interrupt-cells", 3u32);
     set(&mut node, "interrupt-controller", &[0u8; 0][..]);
-    let redistributors = machine.cpus.len() as u64 * virt::GICR_SIZE;
+    let redistributors = u64::from(config.cpus) * virt::GICR_SIZE;
     set(&mut node, "reg", reg(&[(virt::GICD_BASE, virt::GICD_SIZE), (virt::GICR_BASE, redistributors)]));
     node
 }
 
-fn timer(machine: &PassedThrough<'_>) -> DeviceTreeNode {
+fn timer() -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked("timer");
     set(&mut node, "compatible", "arm,armv8-timer");
-    set(&mut node, "interrupts", machine.timer_interrupts);
+    // The secure timer's comes first, and the hypervisor's last; neither exists in the guest, but both have a place.
+    let timers = [29, virt::PHYSICAL_TIMER_INTERRUPT, virt::VIRTUAL_TIMER_INTERRUPT, 26];
+    set(&mut node, "interrupts", &timers.map(interrupt).concat()[..]);
     set(&mut node, "always-on", &[0u8; 0][..]);
     node
 }
@@ -117,14 +109,33 @@ fn clock() -> DeviceTreeNode {
     node
 }
 
-fn uart(machine: &PassedThrough<'_>) -> DeviceTreeNode {
+fn uart() -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked(format!("pl011@{:x}", virt::UART_BASE));
     set(&mut node, "compatible", &["arm,pl011", "arm,primecell"][..]);
     set(&mut node, "reg", reg(&[(virt::UART_BASE, virt::UART_SIZE)]));
-    set(&mut node, "interrupts", machine.uart_interrupts);
+    set(&mut node, "interrupts", &interrupt(virt::UART_INTERRUPT)[..]);
     set(&mut node, "clocks", [CLOCK_PHANDLE, CLOCK_PHANDLE]);
     set(&mut node, "clock-names", &["uartclk", "apb_pclk"][..]);
     node
+}
+
+fn rtc() -> DeviceTreeNode {
+    let mut node = DeviceTreeNode::new_unchecked(format!("pl031@{:x}", virt::RTC_BASE));
+    set(&mut node, "compatible", &["arm,pl031", "arm,primecell"][..]);
+    set(&mut node, "reg", reg(&[(virt::RTC_BASE, virt::RTC_SIZE)]));
+    set(&mut node, "interrupts", &interrupt(virt::RTC_INTERRUPT)[..]);
+    set(&mut node, "clocks", CLOCK_PHANDLE);
+    set(&mut node, "clock-names", "apb_pclk");
+    node
+}
+
+/// An interrupt in the GIC's three cells: shared or private, its number, and that it is a level.
+fn interrupt(intid: u32) -> [u32; 3] {
+    const LEVEL_HIGH: u32 = 4;
+    match intid.checked_sub(32) {
+        Some(shared) => [0, shared, LEVEL_HIGH],
+        None => [1, intid - 16, LEVEL_HIGH],
+    }
 }
 
 fn set<T: dtoolkit::ToPropertyValue>(node: &mut DeviceTreeNode, name: &str, value: T) {

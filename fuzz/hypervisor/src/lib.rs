@@ -24,14 +24,20 @@ pub mod cpus;
 pub mod guest_cpu;
 #[path = "../../../crates/hypervisor/src/inject.rs"]
 pub mod inject;
+#[path = "../../../crates/hypervisor/src/mmio.rs"]
+pub mod mmio;
 #[path = "../../../crates/hypervisor/src/registers/mod.rs"]
 pub mod registers;
 #[path = "../../../crates/hypervisor/src/serial_port/mod.rs"]
 pub mod serial_port;
+#[path = "../../../crates/hypervisor/src/gic/sources.rs"]
+pub mod sources;
 #[path = "../../../crates/hypervisor/src/stage1.rs"]
 pub mod stage1;
 #[path = "../../../crates/hypervisor/src/switch/mod.rs"]
 pub mod switch;
+#[path = "../../../crates/hypervisor/src/timer.rs"]
+pub mod timer;
 #[path = "../../../crates/hypervisor/src/translate.rs"]
 pub mod translate;
 

@@ -7,8 +7,9 @@ use dtoolkit::fdt::Fdt;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use twofold_abi::virt;
 use twofold_fuzz_hypervisor::BOOT_CPU;
-use twofold_fuzz_hypervisor::board::{Board, Error};
+use twofold_fuzz_hypervisor::board::{Board, Error, intid};
 use twofold_fuzz_hypervisor::power::Conduit;
+use twofold_fuzz_hypervisor::sources::Sources;
 use twofold_memory::Pages;
 use twofold_stage2::Ipa;
 use twofold_vmm::config::Config;
@@ -27,7 +28,9 @@ fn machine(cpus: &[u64]) -> Board {
         no_map: Default::default(),
         gicd: 0..0,
         gicr: Default::default(),
+        maintenance_interrupt: Default::default(),
         uart: 0..0,
+        rtc: None,
         psci: Conduit::Smc,
         cpus: cpus.iter().copied().collect(),
         bundle: None,
@@ -54,7 +57,7 @@ fn tree(cpus: &[u64]) -> DeviceTree {
     };
     let at = Ipa::new(virt::RAM_BASE);
     let layout = Layout { kernel: at, initrd: at, device_tree: at };
-    let blob = device_tree::build(&config, &layout, &machine(cpus).passed_through());
+    let blob = device_tree::build(&config, &layout, cpus);
     DeviceTree::from_fdt(&Fdt::new(&blob).unwrap())
 }
 
@@ -119,4 +122,36 @@ fn no_two_cpus_are_the_same() {
 fn the_guest_reads_each_part_of_an_affinity() {
     let cpus = [BOOT_CPU, 1, 0x01_0000_0000, 0xff_00ff_ffff];
     assert_eq!(read(&tree(&cpus)).map(|board| board.cpus), Ok(cpus.into_iter().collect()));
+}
+
+/// The cells of an interrupt: shared or private, its number, its trigger.
+#[test]
+fn an_interrupt_is_found_by_its_place() {
+    let cells = [0, 1, 4, 1, 15, 4, 1, 16, 4, 0, 988, 4, 2, 1, 4, 0, 987];
+    let found = [0, 1, 2, 3, 4, 5, usize::MAX / 3].map(|index| intid(&cells, index));
+    assert_eq!(found, [Some(33), Some(31), None, None, None, None, None]);
+}
+
+#[test]
+fn each_interrupt_that_el2_takes_must_be_named() {
+    let mut board = machine(&[BOOT_CPU]);
+    board.timer_interrupts = [1, 13, 4, 1, 14, 4, 1, 11, 4, 1, 10, 4].into_iter().collect();
+    board.maintenance_interrupt = [1, 9, 4].into_iter().collect();
+    let sources = |board: &Board, linked| Sources::of(board, linked).map_err(|error| error.to_string());
+    let all = sources(&board, false).unwrap();
+    assert_eq!([all.physical_timer, all.virtual_timer, all.own_timer, all.maintenance, all.uart], [30, 27, 26, 25, 33]);
+    assert_eq!(all.private().collect::<Vec<_>>(), [27, 26, 25]);
+    assert_eq!(sources(&board, true).unwrap().private().collect::<Vec<_>>(), [27, 26, 25, 30]);
+    for (clear, word) in [
+        ((|board| board.maintenance_interrupt.clear()) as fn(&mut Board), "virtual interface"),
+        (|board| board.uart_interrupts.clear(), "the UART"),
+        (|board| board.timer_interrupts.truncate(9), "EL2's timer"),
+        (|board| board.timer_interrupts.truncate(3), "the physical timer"),
+    ] {
+        let mut board = machine(&[BOOT_CPU]);
+        board.timer_interrupts = [1, 13, 4, 1, 14, 4, 1, 11, 4, 1, 10, 4].into_iter().collect();
+        board.maintenance_interrupt = [1, 9, 4].into_iter().collect();
+        clear(&mut board);
+        assert!(sources(&board, false).unwrap_err().contains(word), "{word}");
+    }
 }

@@ -92,13 +92,17 @@ const OPTIONAL: [Optional; 37] = [
     ("LORC_EL1", "S3_0_C10_C4_3", MMFR1, 16, 1),
 ];
 
+/// The offset of the guest's counters.
+const OFFSET: u64 = 0x12_3456_789a;
+
 /// Sets the tables' registers on a CPU with these ID registers; returns the writes.
 fn written(ids: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
     for (name, value) in ids {
         faked::set(name, *value);
     }
     faked::take_written();
-    let guest = Confinement { hcr: registers::hcr(&Features::NONE), vtcr: 0x8002_3559, vttbr: 0x1_0000_4123_4000 };
+    let hcr = registers::hcr(&Features::NONE);
+    let guest = Confinement { hcr, vtcr: 0x8002_3559, vttbr: 0x1_0000_4123_4000, counter_offset: OFFSET };
     // SAFETY: the registers are faked.
     unsafe { registers::set_for(&guest) };
     for (name, _) in ids {
@@ -162,13 +166,21 @@ fn activity_monitors_with_fine_grained_traps() {
 fn stage_2_and_the_counter_are_set_on_every_cpu() {
     let none = written(&[]);
     let hcr = HcrEl2::from_bits_retain(value(&none, "S3_4_C1_C1_0").unwrap());
-    let needed = HcrEl2::VM | HcrEl2::SWIO | HcrEl2::TSC | HcrEl2::TIDCP | HcrEl2::RW;
+    let needed = HcrEl2::VM | HcrEl2::SWIO | HcrEl2::TSC | HcrEl2::TIDCP | HcrEl2::RW | HcrEl2::IMO | HcrEl2::FMO;
     assert!(hcr.contains(needed), "{hcr:?} lacks {:?}", needed - hcr);
-    assert!(!hcr.intersects(HcrEl2::E2H | HcrEl2::TGE | HcrEl2::IMO | HcrEl2::FMO | HcrEl2::HCD), "{hcr:?}");
+    assert!(!hcr.intersects(HcrEl2::E2H | HcrEl2::TGE | HcrEl2::AMO | HcrEl2::HCD), "{hcr:?}");
     assert_eq!(value(&none, "S3_4_C2_C1_2"), Some(0x8002_3559), "VTCR_EL2");
     assert_eq!(value(&none, "S3_4_C2_C1_0"), Some(0x1_0000_4123_4000), "VTTBR_EL2");
-    assert_eq!(value(&none, "S3_4_C14_C0_3"), Some(0), "CNTVOFF_EL2");
-    assert_eq!(value(&none, "S3_4_C14_C1_0"), Some(3), "CNTHCTL_EL2");
+    assert_eq!(value(&none, "S3_4_C14_C0_3"), Some(OFFSET), "CNTVOFF_EL2");
+}
+
+/// Without an offset the physical counter and timer trap. With one, they have that of the virtual ones.
+#[test]
+fn no_counter_shows_the_machines_time() {
+    assert_eq!(value(&written(&[]), "S3_4_C14_C1_0"), Some(0), "CNTHCTL_EL2");
+    let with = written(&[(MMFR0, 2 << 60)]);
+    assert_eq!(value(&with, "S3_4_C14_C1_0"), Some(1 << 12 | 1 << 1 | 1), "CNTHCTL_EL2");
+    assert_eq!(value(&with, "S3_4_C14_C0_6"), Some(OFFSET), "CNTPOFF_EL2");
 }
 
 #[test]
@@ -331,11 +343,11 @@ fn what_is_hidden_is_left_to_the_caller() {
     }
 }
 
-/// Arm ARM DDI 0487K.a, D23.2, HCR_EL2: VM, SWIO, TID3, TSC, TIDCP, RW, APK, API, EnSCXT; not ATA. FWB if the tables
-/// rely on it.
+/// Arm ARM DDI 0487K.a, D23.2, HCR_EL2: VM, SWIO, FMO, IMO, TID3, TSC, TIDCP, RW, APK, API, EnSCXT; not ATA. FWB if the
+/// tables rely on it.
 #[test]
 fn the_controls_that_confine_a_guest_are_these_bits() {
-    let bits = [0, 1, 18, 19, 20, 31, 40, 41, 53].iter().fold(0, |all, bit| all | 1u64 << bit);
+    let bits = [0, 1, 3, 4, 18, 19, 20, 31, 40, 41, 53].iter().fold(0, |all, bit| all | 1u64 << bit);
     assert_eq!(registers::hcr(&Features::NONE), bits);
     assert_eq!(registers::hcr(&Features { forced_write_back: true, ..Features::NONE }), bits | 1 << 46);
 }

@@ -12,7 +12,7 @@ use dtoolkit::memreserve::MemoryReservation;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use twofold_abi::virt;
 use twofold_fuzz_hypervisor::BOOT_CPU;
-use twofold_fuzz_hypervisor::board::Board;
+use twofold_fuzz_hypervisor::board::{Board, intid};
 use twofold_fuzz_hypervisor::power::Conduit;
 use twofold_memory::Pages;
 use twofold_stage2::Ipa;
@@ -60,9 +60,9 @@ fn check_free(board: &Board, size: u64, align: u64) {
 /// Checks that the hypervisor's reader accepts the guest's tree, and that the tree describes what the guest gets.
 fn check_guest_tree(board: &Board) {
     let (config, layout) = (guest(board.cpus.len().min(3) as u32), layout());
-    let (cpus, timer, uart) = (board.cpus.clone(), board.timer_interrupts.clone(), board.uart_interrupts.clone());
-    let redistributors = cpus.len() as u64 * virt::GICR_SIZE;
-    with_static(written::build(&config, &layout, &board.passed_through()), |bytes| {
+    let cpus = board.cpus.clone();
+    let redistributors = u64::from(config.cpus) * virt::GICR_SIZE;
+    with_static(written::build(&config, &layout, &board.cpus), |bytes| {
         let guest = Fdt::new(bytes).map(|fdt| Board::read(fdt, IMAGE).expect("the guest's tree describes a board"));
         let guest = guest.expect("the guest's tree is valid");
         let sized = |start: u64, size: u64| start..start + size;
@@ -73,7 +73,10 @@ fn check_guest_tree(board: &Board) {
         assert_eq!((guest.psci, guest.bootargs), (Conduit::Hvc, config.command_line));
         assert_eq!(guest.bundle, Some(sized(layout.initrd.raw(), config.initrd.len() as u64)));
         assert_eq!(guest.cpus[..], cpus[..config.cpus as usize]);
-        assert_eq!((guest.timer_interrupts, guest.uart_interrupts), (timer, uart));
+        assert_eq!(guest.rtc, Some(sized(virt::RTC_BASE, virt::RTC_SIZE)));
+        let timers = [0, 1, 2, 3].map(|index| intid(&guest.timer_interrupts, index));
+        assert_eq!(timers, [29, virt::PHYSICAL_TIMER_INTERRUPT, virt::VIRTUAL_TIMER_INTERRUPT, 26].map(Some));
+        assert_eq!(intid(&guest.uart_interrupts, 0), Some(virt::UART_INTERRUPT));
     });
 }
 
@@ -105,7 +108,9 @@ fn good_tree() -> DeviceTree {
         no_map: Default::default(),
         gicd: 0..0,
         gicr: Default::default(),
+        maintenance_interrupt: Default::default(),
         uart: 0..0,
+        rtc: None,
         psci: Conduit::Smc,
         cpus: [BOOT_CPU, 1, 0x100].into_iter().collect(),
         bundle: None,
@@ -114,7 +119,7 @@ fn good_tree() -> DeviceTree {
         uart_interrupts: [0, 1, 4].into_iter().collect(),
         dtb: 0..0,
     };
-    let blob = written::build(&guest(3), &layout(), &board.passed_through());
+    let blob = written::build(&guest(3), &layout(), &board.cpus);
     let mut tree = DeviceTree::from_fdt(&Fdt::new(&blob).expect("what was just built"));
     let mut reserved = DeviceTreeNode::new_unchecked("reserved-memory");
     for (name, value) in [("#address-cells", 2u32), ("#size-cells", 2)] {

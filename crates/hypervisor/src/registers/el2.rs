@@ -119,19 +119,25 @@ pub const TABLE: &[Register] = &[
         CNTHCTL_EL2,
         S3_4_C14_C1_0,
         ALWAYS,
-        |_, _| PHYSICAL_COUNTER | PHYSICAL_TIMER,
-        "the guest reads the physical counter and owns the physical timer"
+        |cpu, _| bits(cpu.has_physical_offset(), PHYSICAL_COUNTER | PHYSICAL_TIMER | PHYSICAL_OFFSET),
+        "the guest uses the physical counter and timer with an offset; where there is none, they trap"
     ),
-    register!(CNTVOFF_EL2, S3_4_C14_C0_3, ALWAYS, CLEAR, "the virtual counter is the physical one, on all CPUs"),
-    register!(CNTPOFF_EL2, S3_4_C14_C0_6, Cpu::has_physical_offset, CLEAR, "the physical counter has no offset"),
-    register!(CNTHP_CTL_EL2, S3_4_C14_C2_1, ALWAYS, CLEAR, "EL2 has no timer: its interrupt would reach the guest"),
     register!(
-        CNTHV_CTL_EL2,
-        S3_4_C14_C3_1,
-        Cpu::has_vhe,
-        CLEAR,
-        "EL2 has no timer: its interrupt would reach the guest"
+        CNTVOFF_EL2,
+        S3_4_C14_C0_3,
+        ALWAYS,
+        |_, guest| guest.counter_offset,
+        "the virtual counter is 0 when the guest starts, and the same on all CPUs"
     ),
+    register!(
+        CNTPOFF_EL2,
+        S3_4_C14_C0_6,
+        Cpu::has_physical_offset,
+        |_, guest| guest.counter_offset,
+        "the physical counter is the virtual one"
+    ),
+    register!(CNTHP_CTL_EL2, S3_4_C14_C2_1, ALWAYS, CLEAR, "EL2's timer is off until `timer` arms it for a vCPU"),
+    register!(CNTHV_CTL_EL2, S3_4_C14_C3_1, Cpu::has_vhe, CLEAR, "EL2 does not use this timer"),
     register!(VPIDR_EL2, S3_4_C0_C0_0, ALWAYS, |cpu, _| cpu.midr, "the guest sees the CPU that it runs on"),
     register!(VMPIDR_EL2, S3_4_C0_C0_5, ALWAYS, |cpu, _| cpu.mpidr, "a vCPU has the affinity of its CPU"),
     // ICC_SRE_EL2 comes before ICH_HCR_EL2, which without it is a memory-mapped register.
@@ -147,7 +153,7 @@ pub const TABLE: &[Register] = &[
         S3_4_C12_C11_0,
         Cpu::has_gic_registers,
         CLEAR,
-        "interrupts are the guest's: there is no virtual interface, and no register of the interface traps"
+        "the virtual interface is off until `gic::interface` has cleared it for a vCPU"
     ),
     register!(VTCR_EL2, S3_4_C2_C1_2, ALWAYS, |_, guest| guest.vtcr, "the geometry of the guest's stage-2 tables"),
     register!(VTTBR_EL2, S3_4_C2_C1_0, ALWAYS, |_, guest| guest.vttbr, "the guest's stage-2 tables, and its VMID"),
@@ -214,6 +220,8 @@ const TRAP_MPAMIDR: u64 = 1 << 31;
 const PHYSICAL_COUNTER: u64 = 1 << 0;
 /// CNTHCTL_EL2.EL1PCEN.
 const PHYSICAL_TIMER: u64 = 1 << 1;
+/// CNTHCTL_EL2.ECV: CNTPOFF_EL2 is subtracted.
+const PHYSICAL_OFFSET: u64 = 1 << 12;
 
 const fn bits(are_set: bool, bits: u64) -> u64 {
     if are_set { bits } else { 0 }

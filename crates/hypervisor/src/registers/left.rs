@@ -82,11 +82,11 @@ pub const LEFT: &[Left] = &[
     },
     Left {
         names: &["CNTHP_CVAL_EL2", "CNTHP_TVAL_EL2", "CNTHV_CVAL_EL2", "CNTHV_TVAL_EL2"],
-        why: "the time of timers that CNTHP_CTL_EL2 and CNTHV_CTL_EL2 disable",
+        why: "the time of timers that CNTHP_CTL_EL2 and CNTHV_CTL_EL2 disable; `timer` sets the first with its control",
     },
     Left {
         names: &["ICH_VMCR_EL2", "ICH_LRn_EL2", "ICH_AP0Rn_EL2", "ICH_AP1Rn_EL2"],
-        why: "of the GIC's virtual interface, which ICH_HCR_EL2.En turns off",
+        why: "of the GIC's virtual interface: `gic::interface` clears them before ICH_HCR_EL2.En turns it on",
     },
     Left {
         names: &[

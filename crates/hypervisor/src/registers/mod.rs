@@ -33,8 +33,7 @@ pub use cpu::Cpu;
 pub use register::{Confinement, Register};
 
 /// Sets the controls of EL2 for running a guest on this CPU, and the guest's registers that reset leaves UNKNOWN.
-/// The guest may use FP, SIMD, debug registers, timers and the GIC's CPU interface. What
-/// [`guest_cpu`](crate::guest_cpu) hides traps.
+/// The guest may use FP, SIMD, debug registers and the virtual timer. What [`guest_cpu`](crate::guest_cpu) hides traps.
 ///
 /// # Safety
 /// No guest may have run on this CPU since it was switched on. `guest.hcr` must be a value under which EL2 itself works
@@ -50,14 +49,16 @@ pub unsafe fn set_for(guest: &Confinement) {
     }
 }
 
-/// HCR_EL2 for the guest: AArch64, its memory behind stage 2, SMC and IMPLEMENTATION DEFINED registers trapped (on some
-/// cores those read caches), set/way cache operations upgraded to clean, ID registers trapped. The features that the
-/// guest may use by itself do not trap (pointer authentication, SCXTNUM). PTW stays clear: with it, stage-1 tables in
-/// device memory would fault for ever. ATA stays clear: the guest neither reads nor writes allocation tags, which would
-/// outlast it in its frames.
+/// HCR_EL2 for the guest: AArch64, its memory behind stage 2, physical interrupts taken to EL2 and the virtual interface
+/// for the guest, SMC and IMPLEMENTATION DEFINED registers trapped (on some cores those read caches), set/way cache
+/// operations upgraded to clean, ID registers trapped. The features that the guest may use by itself do not trap (pointer
+/// authentication, SCXTNUM). PTW stays clear: with it, stage-1 tables in device memory would fault for ever. ATA stays
+/// clear: the guest neither reads nor writes allocation tags, which would outlast it in its frames.
 pub const fn hcr(features: &Features) -> u64 {
     const VM: u64 = 1 << 0;
     const SWIO: u64 = 1 << 1;
+    const FMO: u64 = 1 << 3;
+    const IMO: u64 = 1 << 4;
     const TSC: u64 = 1 << 19;
     const TID3: u64 = 1 << 18;
     const TIDCP: u64 = 1 << 20;
@@ -67,5 +68,5 @@ pub const fn hcr(features: &Features) -> u64 {
     const FWB: u64 = 1 << 46;
     const EN_SCXT: u64 = 1 << 53;
     let fwb = if features.forced_write_back { FWB } else { 0 };
-    VM | SWIO | TID3 | TSC | TIDCP | RW | APK | API | EN_SCXT | fwb
+    VM | SWIO | FMO | IMO | TID3 | TSC | TIDCP | RW | APK | API | EN_SCXT | fwb
 }

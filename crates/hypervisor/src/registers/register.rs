@@ -19,7 +19,7 @@ pub struct Register {
     pub read: unsafe fn() -> u64,
 }
 
-/// The registers of stage 2, with the same values on all CPUs of a guest.
+/// The registers of stage 2 and of time, with the same values on all CPUs of a guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Confinement {
     /// HCR_EL2, without the bits that depend on the CPU (function `hcr`).
@@ -28,6 +28,8 @@ pub struct Confinement {
     pub vtcr: u64,
     /// VTTBR_EL2.
     pub vttbr: u64,
+    /// How far the guest's counters are behind the machine's.
+    pub counter_offset: u64,
 }
 
 /// A row: name, encoding, condition of existence, value, reason.

@@ -40,6 +40,7 @@ const EXCUSED: &[Excused] = &[
     excused(REGISTERS, "registers::hcr: 0 => 1", VM_IS_SET),
     excused(REGISTERS, "hcr::VM: 1 << 0 => a bit more", "bit 1 is SWIO, which is always set"),
     excused(REGISTERS, "hcr::TID3: 1 << 18 => a bit more", "bit 19 is TSC, which is always set"),
+    excused(REGISTERS, "hcr::FMO: 1 << 3 => a bit more", "bit 4 is IMO, which is always set"),
     excused(REGISTERS, "hcr::TSC: 1 << 19 => a bit more", "bit 20 is TIDCP, which is always set"),
     excused(REGISTERS, "hcr::APK: 1 << 40 => a bit more", "bit 41 is API, which is always set"),
     excused(STAGE1, "stage1::TOP_BYTE: 0xff << 56 => a bit more", "there is no bit above bit 63"),

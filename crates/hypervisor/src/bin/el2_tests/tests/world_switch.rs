@@ -10,7 +10,7 @@ use twofold_hypervisor::registers::access::Access as RegisterAccess;
 use twofold_hypervisor::switch::table::encoding;
 use twofold_hypervisor::switch::{LastVcpu, Record, Seat, State, Switch};
 use twofold_hypervisor::world::{self, Trap};
-use twofold_hypervisor::{log, read_sysreg, vm};
+use twofold_hypervisor::{log, read_sysreg, sysreg, vm, write_sysreg};
 use twofold_stage2::{Access, Attributes, Execute, Ipa, Level, Vmid};
 
 use crate::canary::{Canary, DIFFERS, DONE, Program, STRIDE, canaries, program};
@@ -68,6 +68,7 @@ impl Stage {
         let counter = unsafe { Counter::start() };
         // SAFETY: `take_over` set this CPU up, and from here on its guests run by this value.
         let cpu = unsafe { Switch::new(0) };
+        open_physical_timer();
         let canaries = canaries(cpu.has());
         let of = |is_debug: bool| canaries.iter().enumerate().filter(move |(_, canary)| canary.is_debug == is_debug);
         let mut code = Vec::new();
@@ -213,6 +214,15 @@ impl Stage {
 const VIRTUAL_INTERRUPTS: u64 = 1 << 3 | 1 << 4;
 /// ICH_HCR_EL2.
 const INTERFACE: u16 = encoding("S3_4_C12_C11_0");
+
+/// Gives the guests the physical timer. On a CPU without CNTPOFF_EL2 it traps; its registers are switched all the same.
+fn open_physical_timer() {
+    /// EL1PCTEN, EL1PCEN.
+    const OPEN: u64 = 0b11;
+    // SAFETY: the tests' guests are masked, and EL2 uses none of this timer's registers.
+    unsafe { write_sysreg!(CNTHCTL_EL2, read_sysreg!(CNTHCTL_EL2) | OPEN) };
+    sysreg::isb();
+}
 
 fn set(state: &mut State, register: u16, value: u64) -> Outcome {
     check!(state.set(register, value), "the state has no register {register:#x}");

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The devices of a guest: their places in its memory, their locks, and what their models need of the machine.
+//!
+//! The models are those of `twofold_devices`. Nothing here is on the path of a fault that maps memory: an access gets
+//! here when no memslot is at its address.
+//!
+//! # Locking
+//!
+//! There is a lock for each device, held for one access or one interrupt, and never while a guest runs. A device's line
+//! is set under that device's lock, so the controller sees the levels in the order in which the registers made them. The
+//! order is: UART or clock, then the interrupt controller ([`gic::guest`](crate::gic::guest)). No other lock is taken
+//! under these.
+
+use spin::Mutex;
+use twofold_abi::virt;
+use twofold_devices::pl011::{ByteSink, Full};
+use twofold_devices::vgic::{ConfigError, Frame};
+use twofold_devices::{InterruptLine, Pl011, Pl031, Width};
+
+use crate::board::Board;
+use crate::clock::Clock;
+use crate::gic::guest::{GuestGic, Waiting};
+use crate::gic::sources::Sources;
+use crate::mmio::Operation;
+use crate::serial;
+
+/// The devices of a guest.
+pub struct Devices {
+    /// The interrupt controller.
+    pub gic: GuestGic,
+    uart: Mutex<Uart>,
+    rtc: Mutex<Pl031>,
+    clock: Clock,
+    vcpus: usize,
+}
+
+/// A register of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The interrupt controller's.
+    Gic(Frame),
+    /// The UART's, at this offset.
+    Uart(u64),
+    /// The clock's, at this offset.
+    Rtc(u64),
+}
+
+struct Uart {
+    model: Pl011,
+    /// The level of its line, as the controller knows it.
+    level: bool,
+    /// The machine's UART has bytes for which there is no room here, and its interrupt is off.
+    is_behind: bool,
+}
+
+impl Devices {
+    /// The devices of a guest whose vCPUs have these affinities.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`].
+    pub fn new(board: &Board, affinities: &[u64], sources: &Sources) -> Result<Self, ConfigError> {
+        let clock = Clock::read(board);
+        Ok(Self {
+            gic: GuestGic::new(affinities, sources)?,
+            uart: Mutex::new(Uart { model: Pl011::new(), level: false, is_behind: false }),
+            rtc: Mutex::new(Pl031::new(clock.now())),
+            clock,
+            vcpus: affinities.len(),
+        })
+    }
+
+    /// The device at an address of the guest.
+    #[must_use]
+    #[inline(always)]
+    pub fn find(&self, ipa: u64) -> Option<Device> {
+        let at = |base: u64, size: u64| Some(ipa.wrapping_sub(base)).filter(|offset| *offset < size);
+        if let Some(offset) = at(virt::UART_BASE, virt::UART_SIZE) {
+            return Some(Device::Uart(offset));
+        }
+        match Frame::locate(ipa, self.vcpus) {
+            Some(frame) => Some(Device::Gic(frame)),
+            None => at(virt::RTC_BASE, virt::RTC_SIZE).map(Device::Rtc),
+        }
+    }
+
+    /// An access of vCPU `vcpu`, which runs on this CPU. Returns the value of a load, or `None` if the guest has to
+    /// repeat it.
+    #[inline]
+    pub fn access(
+        &self,
+        vcpu: usize,
+        device: Device,
+        width: Width,
+        operation: Operation,
+        waiting: &mut Option<Waiting>,
+    ) -> Option<u64> {
+        match device {
+            Device::Uart(offset) => Some(self.uart(vcpu, offset, width, operation)),
+            Device::Gic(frame) => self.gic.access(vcpu, frame, width, operation, waiting),
+            Device::Rtc(offset) => Some(self.rtc(vcpu, offset, width, operation)),
+        }
+    }
+
+    /// The machine's UART has received something, or has room again.
+    pub fn serial_interrupt(&self, vcpu: usize) {
+        let mut uart = self.uart.lock();
+        let mut line = uart.level;
+        if uart.model.waiting() > 0 {
+            serial::set_transmit_interrupt(false);
+            uart.model.transmit(&mut Wire, &mut line);
+        }
+        while uart.model.room() > 0
+            && let Some(byte) = serial::receive()
+        {
+            uart.model.receive(&[byte], &mut line);
+        }
+        uart.is_behind = uart.model.room() == 0;
+        if uart.is_behind {
+            serial::set_receive_interrupt(false);
+        }
+        self.set_uart_line(vcpu, &mut uart, line);
+    }
+
+    /// The machine's time at which the clock has its alarm, if it has one.
+    #[must_use]
+    pub fn alarm(&self) -> Option<u64> {
+        self.rtc.lock().due().map(|seconds| self.clock.counter_at(seconds))
+    }
+
+    /// The time of the clock's alarm has come, perhaps.
+    pub fn alarm_due(&self, vcpu: usize) {
+        let mut rtc = self.rtc.lock();
+        rtc.advance(self.clock.now(), &mut Line { gic: &self.gic, vcpu, intid: virt::RTC_INTERRUPT });
+    }
+
+    #[inline]
+    fn uart(&self, vcpu: usize, offset: u64, width: Width, operation: Operation) -> u64 {
+        let mut uart = self.uart.lock();
+        let uart = &mut *uart;
+        let mut line = uart.level;
+        let value = match operation {
+            Operation::Read => uart.model.read(offset, width, &mut line),
+            Operation::Write(value) => {
+                uart.model.write(offset, width, value, &mut Wire, &mut line);
+                0
+            }
+        };
+        if uart.is_behind && uart.model.room() > 0 {
+            uart.is_behind = false;
+            serial::set_receive_interrupt(true);
+        }
+        self.set_uart_line(vcpu, uart, line);
+        value
+    }
+
+    #[inline]
+    fn set_uart_line(&self, vcpu: usize, uart: &mut Uart, level: bool) {
+        if uart.level != level {
+            uart.level = level;
+            self.gic.set_shared(vcpu, virt::UART_INTERRUPT, level);
+        }
+    }
+
+    fn rtc(&self, vcpu: usize, offset: u64, width: Width, operation: Operation) -> u64 {
+        let mut rtc = self.rtc.lock();
+        let now = self.clock.now();
+        let mut line = Line { gic: &self.gic, vcpu, intid: virt::RTC_INTERRUPT };
+        match operation {
+            Operation::Read => rtc.read(offset, width, now, &mut line),
+            Operation::Write(value) => {
+                rtc.write(offset, width, value, now, &mut line);
+                0
+            }
+        }
+    }
+}
+
+/// The machine's UART. If it is full, its interrupt says when it has room again.
+struct Wire;
+
+impl ByteSink for Wire {
+    #[inline]
+    fn put(&mut self, byte: u8) -> Result<(), Full> {
+        if serial::try_send(byte) {
+            return Ok(());
+        }
+        serial::set_transmit_interrupt(true);
+        Err(Full)
+    }
+}
+
+/// A shared interrupt of the guest.
+struct Line<'a> {
+    gic: &'a GuestGic,
+    /// The vCPU of this CPU.
+    vcpu: usize,
+    intid: u32,
+}
+
+impl InterruptLine for Line<'_> {
+    fn set(&mut self, asserted: bool) {
+        self.gic.set_shared(self.vcpu, self.intid, asserted);
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest's time: its counters start at 0 when it starts, and no register of it shows the machine's.
+//!
+//! The virtual timer is the guest's own; CNTVOFF_EL2 gives it its offset, and its interrupt reaches the guest through a
+//! list register. The physical counter and timer have the same offset by CNTPOFF_EL2 where the CPU has that. Elsewhere
+//! they trap (CNTHCTL_EL2), and this module emulates them with EL2's timer.
+//!
+//! Invariant: while a vCPU runs, EL2's timer is on if and only if its emulated timer, or the alarm of the guest's clock
+//! that it has set, is yet to fire.
+
+use crate::registers::access::Access;
+use crate::{read_sysreg, write_sysreg};
+
+/// The emulated physical timer of a vCPU. All times are the guest's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PhysicalTimer {
+    /// CNTP_CVAL_EL0.
+    compare: u64,
+    /// CNTP_CTL_EL0 without ISTATUS.
+    control: u64,
+}
+
+/// A register of the physical counter or timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Register {
+    Counter,
+    Value,
+    Control,
+    Compare,
+}
+
+/// What is to be done for a vCPU's timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Its interrupt is asserted.
+    Now,
+    /// It fires at this time of the guest.
+    At(u64),
+    /// It is off or masked.
+    Never,
+}
+
+/// CNTP_CTL_EL0.
+const ENABLE: u64 = 1 << 0;
+const MASK: u64 = 1 << 1;
+const STATUS: u64 = 1 << 2;
+
+impl PhysicalTimer {
+    /// Emulates a trapped access at the guest's time `now`. Returns `None` if it is not one of these registers, otherwise
+    /// whether the timer has changed.
+    pub fn access(&mut self, access: &Access, x: &mut [u64; 31], now: u64) -> Option<bool> {
+        let register = match access.encoding {
+            // CNTPCT_EL0 and CNTPCTSS_EL0.
+            [3, 3, 14, 0, 1 | 5] => Register::Counter,
+            [3, 3, 14, 2, 0] => Register::Value,
+            [3, 3, 14, 2, 1] => Register::Control,
+            [3, 3, 14, 2, 2] => Register::Compare,
+            _ => return None,
+        };
+        if access.is_read {
+            let value = self.read(register, now);
+            if let Some(x) = x.get_mut(access.rt) {
+                *x = value;
+            }
+            return Some(false);
+        }
+        self.write(register, x.get(access.rt).copied().unwrap_or(0), now)
+    }
+
+    /// What is to be done at the guest's time `now`.
+    #[must_use]
+    pub fn due(&self, now: u64) -> Due {
+        if self.control & (ENABLE | MASK) != ENABLE {
+            Due::Never
+        } else if now >= self.compare {
+            Due::Now
+        } else {
+            Due::At(self.compare)
+        }
+    }
+
+    fn read(&self, register: Register, now: u64) -> u64 {
+        match register {
+            Register::Counter => now,
+            Register::Compare => self.compare,
+            // 32 bits, zero-extended.
+            Register::Value => self.compare.wrapping_sub(now) & u64::from(u32::MAX),
+            Register::Control if self.control & ENABLE != 0 && now >= self.compare => self.control | STATUS,
+            Register::Control => self.control,
+        }
+    }
+
+    fn write(&mut self, register: Register, value: u64, now: u64) -> Option<bool> {
+        match register {
+            // The counter is read-only: a write is UNDEFINED, as for a register that does not exist.
+            Register::Counter => return None,
+            Register::Compare => self.compare = value,
+            Register::Value => self.compare = now.wrapping_add_signed((value as i32).into()),
+            Register::Control => self.control = value & (ENABLE | MASK),
+        }
+        Some(true)
+    }
+}
+
+/// The machine's counter.
+#[must_use]
+pub fn machine_time() -> u64 {
+    // An earlier instruction must not see a later time.
+    crate::sysreg::isb();
+    read_sysreg!(CNTPCT_EL0)
+}
+
+/// Sets EL2's timer to the machine's time `at`, or turns it off.
+pub fn arm(at: Option<u64>) {
+    // SAFETY: EL2's timer is EL2's, and its interrupt is expected.
+    unsafe {
+        write_sysreg!(CNTHP_CVAL_EL2, at.unwrap_or(u64::MAX));
+        write_sysreg!(CNTHP_CTL_EL2, if at.is_some() { ENABLE } else { 0 });
+    }
+    crate::sysreg::isb();
+}
