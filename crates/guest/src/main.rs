@@ -5,13 +5,14 @@
 //! The command line in the device tree chooses the program (see [`program`]). Each program ends by itself: power-off
 //! after success, or a reset after a line that reports the failure. Only `hang` never ends.
 //!
-//! There is one vCPU, except in the programs that stress EL2. There are no interrupts, no allocator and no floating
-//! point.
+//! There is one vCPU, except in the programs that stress EL2. Interrupts stay masked. There is no allocator and no
+//! floating point.
 #![no_std]
 #![no_main]
 
 mod boot;
 mod check;
+mod devices;
 mod exceptions;
 mod experiment;
 mod features;
@@ -67,6 +68,8 @@ enum Failure<'a> {
     Program(program::Failure<'a>),
     #[error("check: FAILED: {0}")]
     Check(#[from] check::Failure),
+    #[error("devices: FAILED: {0}")]
+    Devices(#[from] devices::Failure),
     #[error("touch: FAILED: {0}")]
     Touch(#[from] touch::Failure),
     #[error("experiment: FAILED: {0}")]
@@ -99,6 +102,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
     };
     match Program::parse(arguments).map_err(Failure::Program)? {
         Program::Check => check::run(&memory)?,
+        Program::Devices => devices::run()?,
         Program::Touch { bytes } => touch::run(&memory, bytes)?,
         Program::Pmu => pmu::run(&memory)?,
         Program::Features => features::run()?,

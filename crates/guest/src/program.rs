@@ -12,6 +12,8 @@ use crate::number::{hexadecimal, size};
 pub enum Program {
     /// `check`, and the default: the guest's own check.
     Check,
+    /// `devices`: uses each device of the virtual machine.
+    Devices,
     /// `touch=SIZE`: touches `SIZE` bytes of fresh RAM.
     Touch { bytes: u64 },
     /// `pmu`: tries to stop and reset the PMU's counters, then touches memory.
@@ -59,6 +61,7 @@ impl Program {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
             program = match key {
                 "check" => Self::Check,
+                "devices" => Self::Devices,
                 "touch" => Self::Touch { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "pmu" => Self::Pmu,
                 "features" => Self::Features,

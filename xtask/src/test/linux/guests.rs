@@ -31,6 +31,16 @@ pub fn wild(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A guest takes interrupts from each of its devices, twice. An access that no syndrome describes is an external abort.
+pub fn devices(suite: &Suite) -> anyhow::Result<()> {
+    let outcome = suite.bare("devices", 0)?;
+    let console = outcome.console.tail(20).join("\n");
+    for line in ["devices: an SGI and both timers, twice", "external abort at 0x9000000"] {
+        ensure!(console.contains(line), "no {line:?} in:\n{console}");
+    }
+    Ok(())
+}
+
 /// The hypervisor writes a trace while it runs the bare-metal guest. The trace checker finds no breach in it.
 pub fn trace(suite: &Suite) -> anyhow::Result<()> {
     let path = suite.path("a trace");

@@ -84,6 +84,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
             .refused(&["--check", "--guest", "bare", "--append", "touch=100G"], &["asked for a reset", "touch: FAILED"])
     }),
     ("access_where_nothing_is", Depth::Quick, guests::wild),
+    ("devices_of_the_virtual_machine", Depth::Quick, guests::devices),
     ("trace_of_a_run", Depth::Quick, guests::trace),
     ("oracle_of_each_tracker", Depth::Full, oracle::each_tracker),
     ("oracle_sees_what_is_not_reported", Depth::Full, oracle::deaf),
