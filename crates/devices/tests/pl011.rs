@@ -360,7 +360,7 @@ fn agree(events: Vec<Event>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
     fn agrees_with_the_naive_model(events in vec(event(), 0..120)) {
