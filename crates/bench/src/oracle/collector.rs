@@ -35,6 +35,8 @@ pub struct Collector<'a> {
     random: Random,
     judge: Judge,
     dirty: DirtyPages,
+    /// One round in this many ends with a comparison.
+    rounds: u64,
     lost: &'a dyn Fn(&Lost),
 }
 
@@ -47,7 +49,9 @@ impl<'a> Collector<'a> {
         lost: &'a dyn Fn(&Lost),
     ) -> anyhow::Result<Self> {
         let (log, judge, dirty) = (guest.log()?, Judge::new(), DirtyPages::new());
-        Ok(Self { guest, crew, log, tracker, order, random, judge, dirty, lost })
+        // Pages that leave and come back make rounds long.
+        let rounds = if guest.shelf.is_some() { 2 } else { 6 };
+        Ok(Self { guest, crew, log, tracker, order, random, judge, dirty, rounds, lost })
     }
 
     /// Runs until `comparisons` pages were compared, or `stop` is set. It calls `progress` with the sum after each
@@ -58,7 +62,7 @@ impl<'a> Collector<'a> {
             // More rounds than a tracker waits until it considers a page cold.
             for _ in 0..self.random.of_any_size(7) {
                 self.gather()?;
-                if self.random.once_in(6) {
+                if self.random.once_in(self.rounds) {
                     self.compare()?;
                     progress(self.judge.tally().compared);
                 }
@@ -73,7 +77,7 @@ impl<'a> Collector<'a> {
     fn start(&mut self) -> anyhow::Result<()> {
         let options = options::any(self.tracker, &mut self.random);
         self.log.start(&options)?;
-        self.judge.start(self.guest, options.all_dirty);
+        self.judge.start(&self.guest.running_all(), options.all_dirty);
         Ok(())
     }
 
@@ -100,7 +104,8 @@ impl<'a> Collector<'a> {
         self.log.get(&mut self.dirty)?;
         self.dirty.pages().for_each(|page| self.judge.report(page));
         if self.tracker == Tracker::WriteProtect {
-            self.dirty.pages().for_each(|page| self.judge.copy(self.guest, page));
+            let now = self.guest.running();
+            self.dirty.pages().for_each(|page| self.judge.copy(&now, page));
         }
         Ok(())
     }
@@ -149,7 +154,10 @@ impl<'a> Collector<'a> {
         pages: &[u64],
         clear: impl FnOnce(&DirtyLog<'_, FastPlatform>) -> Result<(), LogError>,
     ) -> anyhow::Result<()> {
-        let copy = |judge: &mut Judge| pages.iter().for_each(|page| judge.copy(self.guest, *page));
+        let copy = |judge: &mut Judge| {
+            let now = self.guest.running();
+            pages.iter().for_each(|page| judge.copy(&now, *page));
+        };
         match self.order {
             Order::ClearFirst => {
                 clear(&self.log)?;
@@ -167,7 +175,7 @@ impl<'a> Collector<'a> {
     fn compare(&mut self) -> anyhow::Result<()> {
         self.crew.hold()?;
         self.get()?;
-        self.judge.compare(self.guest, self.lost);
+        self.judge.compare(&self.guest.held(), self.lost);
         self.crew.let_go();
         Ok(())
     }

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest under test: its memory, and the frame of each of its pages.
+//! The guest under test: its memory, and where each of its pages is.
 //!
-//! Invariant: all pages get their frames before the log starts, and keep them. So the oracle finds a page without
-//! asking the memory that it judges.
+//! Invariant: without a store all pages get their frames before the log starts, and keep them. So the oracle finds a page
+//! without asking the memory that it judges. With a store, no page has a frame at first. While writers are held, the
+//! oracle compares a page that is in memory by its frame, and an absent one as the store has it; a page is copied as a
+//! migration copies it ([`peek`](GuestMemory::peek)).
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -18,6 +22,7 @@ use twofold_oracle::{GuestPages, Page, Random};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Geometry, Granule, Ipa, Pa, Vmid};
 
+use super::store::{Shelf, StorePlan};
 use crate::features::TODAY;
 
 /// Bytes of a page.
@@ -36,8 +41,21 @@ pub struct JudgedGuest {
     pub machine: Arc<FastMachine>,
     /// The address at which its RAM begins.
     pub start: Ipa,
+    /// Where pages leave to, if they do.
+    pub shelf: Option<Shelf>,
     slot: SlotId,
+    /// The frames of a guest without a store.
     frames: Vec<Pa>,
+}
+
+/// The guest's pages, as the judge sees them from some moment on: none is older.
+pub struct View<'a> {
+    guest: &'a JudgedGuest,
+    is_held: bool,
+    /// How many pages are looked at together, so that the store reads those that are absent at the same time.
+    window: u64,
+    /// Absent pages that were read.
+    absent: RefCell<BTreeMap<u64, Box<Page>>>,
 }
 
 /// The lowest address at which RAM begins.
@@ -47,8 +65,9 @@ const TABLES: Ipa = Ipa::new(0x2000_0000);
 const MIB_2: u64 = 2 << 20;
 
 impl JudgedGuest {
-    /// Makes a guest with data in every page. In half of the cases its RAM begins on a boundary of 2 MiB.
-    pub fn new(random: &mut Random) -> anyhow::Result<Self> {
+    /// Makes a guest: without a store, with data in every page. In half of the cases its RAM begins on a boundary of 2
+    /// MiB.
+    pub fn new(store: Option<StorePlan>, random: &mut Random) -> anyhow::Result<Self> {
         let start = RAM + if random.once_in(2) { 0 } else { random.below(MIB_2 / PAGE) * PAGE };
         let arena = Arc::new(Arena::new(&ArenaOptions::new(24 * MIB_2, Backing::Anonymous))?);
         let machine = FastMachine::new(arena, TODAY, VCPUS)?;
@@ -61,8 +80,14 @@ impl JudgedGuest {
         let slot = memory.add_slot(ram(start..start + PAGES * PAGE))?;
         memory.add_slot(ram(TABLES..TABLES + PAGE))?;
         write_stage1_tables(&memory)?;
-        let frames = (0..PAGES).map(|page| touch(&memory, start + page * PAGE)).collect::<anyhow::Result<_>>()?;
-        Ok(Self { vm: Vm::new(memory), machine, start, slot, frames })
+        let (mut shelf, mut frames) = (None, Vec::new());
+        match store {
+            Some(plan) => shelf = Some(Shelf::attach(&mut memory, plan, random)?),
+            None => {
+                frames = (0..PAGES).map(|page| touch(&memory, start + page * PAGE)).collect::<anyhow::Result<_>>()?;
+            }
+        }
+        Ok(Self { vm: Vm::new(memory), machine, start, shelf, slot, frames })
     }
 
     /// Returns the guest's memory.
@@ -74,21 +99,64 @@ impl JudgedGuest {
     pub fn log(&self) -> anyhow::Result<DirtyLog<'_, FastPlatform>> {
         Ok(self.memory().dirty_log(self.slot)?)
     }
-}
 
-impl GuestPages for JudgedGuest {
-    fn count(&self) -> u64 {
-        PAGES
+    /// Some of its pages while it is written to. Those that were written are mostly in memory.
+    pub fn running(&self) -> View<'_> {
+        View { guest: self, is_held: false, window: 1, absent: RefCell::default() }
     }
 
-    fn read(&self, page: u64, into: &mut Page) {
-        let words = self.machine.arena().words(self.frames[page as usize], PAGE / 8);
+    /// All of its pages while it is written to.
+    pub fn running_all(&self) -> View<'_> {
+        View { window: TOGETHER, ..self.running() }
+    }
+
+    /// Its pages while all writers are held. Only the caller's thread has pages leave meanwhile.
+    pub fn held(&self) -> View<'_> {
+        View { is_held: true, ..self.running_all() }
+    }
+
+    fn read_frame(&self, frame: Pa, into: &mut Page) {
+        let words = self.machine.arena().words(frame, PAGE / 8);
         let words = words.expect("a page's frame is in the arena that the frames came from");
         for (bytes, word) in into.as_chunks_mut().0.iter_mut().zip(words) {
             *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
         }
     }
 }
+
+impl GuestPages for View<'_> {
+    fn count(&self) -> u64 {
+        PAGES
+    }
+
+    fn read(&self, page: u64, into: &mut Page) {
+        let &Self { guest, is_held, .. } = self;
+        let Some(shelf) = &guest.shelf else { return guest.read_frame(guest.frames[page as usize], into) };
+        let mut absent = self.absent.borrow_mut();
+        if let Some(bytes) = absent.remove(&page) {
+            shelf.note_compared(is_held);
+            return into.copy_from_slice(&*bytes);
+        }
+        let frame_of = |page| guest.memory().frame_of(guest.start + page * PAGE);
+        match frame_of(page) {
+            // Not while the guest runs: the page may leave, and the frame be another's.
+            Ok(Some(frame)) if is_held => guest.read_frame(frame, into),
+            Ok(None) if is_held => into.fill(0),
+            _ => {
+                let others = (page + 1..PAGES.min(page + self.window)).filter(|page| frame_of(*page).is_err());
+                let pages: Vec<_> = [page].into_iter().chain(others).collect();
+                absent.clear();
+                let read = shelf.peek(guest.memory(), guest.start, &pages);
+                absent.extend(pages.into_iter().zip(read));
+                into.copy_from_slice(&*absent.remove(&page).expect("the page was read"));
+                shelf.note_compared(is_held);
+            }
+        }
+    }
+}
+
+/// Pages that are looked at together.
+const TOGETHER: u64 = 64;
 
 /// Writes to a page and maps it; returns its frame.
 fn touch(memory: &GuestMemory<FastPlatform>, ipa: Ipa) -> anyhow::Result<Pa> {
