@@ -256,6 +256,15 @@ impl Bank {
         mine.map(|index| (self.acknowledged_priority[index & 31], index)).min()
     }
 
+    /// `vcpu` will not end what it acknowledged.
+    pub fn forget(&mut self, vcpu: VcpuId) {
+        for index in bits(self.acknowledged) {
+            if self.handler[index & 31] == vcpu.byte() {
+                self.acknowledged &= !(1 << index);
+            }
+        }
+    }
+
     /// The guest's EOI of an interrupt that no list register held.
     pub const fn end_of_interrupt(&mut self, index: usize, effects: &mut Effects) {
         let bit = 1_u32 << index;

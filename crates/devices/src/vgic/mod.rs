@@ -231,10 +231,15 @@ impl Vgic {
         self.vcpus.len()
     }
 
-    /// The vCPU's CPU interface starts anew, as after PSCI's CPU_ON. The vCPU is not loaded.
+    /// The vCPU's CPU interface starts anew, as after PSCI's CPU_ON: it handles no interrupt any more. The vCPU is not
+    /// loaded.
     pub fn reset_interface(&mut self, vcpu: VcpuId) {
-        if let Some(state) = self.vcpus.get_mut(vcpu.index()).filter(|state| !state.loaded) {
-            state.saved = SavedInterface::RESET;
+        let Some(state) = self.vcpus.get_mut(vcpu.index()).filter(|state| !state.loaded) else { return };
+        state.saved = SavedInterface::RESET;
+        state.slots.outside = false;
+        state.private.forget(vcpu);
+        for shared in &mut self.spis {
+            shared.bank.forget(vcpu);
         }
     }
 

@@ -5,7 +5,7 @@ use crate::random::Random;
 use crate::world::{Shape, World};
 
 /// Events with one shape and seed.
-const RUN: usize = 1_500;
+const RUN: usize = 750;
 
 /// Affinities of vCPUs: usual ones, a second cluster, beyond 16 in one, and all four levels.
 const AFFINITIES: [&[u32]; 5] = [&[0], &[0, 1], &[0, 1, 2, 3], &[0, 0x100, 17], &[0x0102_0304, 0, 0x1f]];
