@@ -25,6 +25,7 @@
 //! | `pl011`, `pl031` | a guest's accesses to UART and clock, and their states |
 //! | `trace` | a trace's lines |
 //! | `size` | sizes on the command line |
+//! | `vgic`, `vgic_state` | a guest's use of its interrupt controller; a state of one |
 
 mod any;
 mod arguments;
@@ -46,6 +47,7 @@ mod sealed;
 mod size;
 mod syndrome;
 mod trace;
+mod vgic;
 
 /// The machines of the engine's and the memory's own tests.
 #[path = "../../../crates/memory/tests/machine/mod.rs"]
@@ -54,6 +56,10 @@ mod machine;
 /// The counted heap of the migration's own tests.
 #[path = "../../../crates/migration/tests/heap/counted.rs"]
 mod heap;
+/// The faked hardware of the interrupt controller's own tests.
+#[expect(dead_code, reason = "those tests use the rest")]
+#[path = "../../../crates/devices/tests/vgic/fake.rs"]
+mod virtual_interface;
 
 pub use arguments::arguments;
 pub use bundle::{bundle, guest_bundle};
@@ -74,12 +80,13 @@ pub use sealed::sealed;
 pub use size::size;
 pub use syndrome::syndrome;
 pub use trace::trace;
+pub use vgic::{vgic, vgic_state};
 
 /// A target: its name and its function. Its corpus and its cargo-fuzz program have the same name.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 22] = [
+pub const TARGETS: [Target; 24] = [
     ("arguments", arguments),
     ("board", board),
     ("bundle", bundle),
@@ -102,4 +109,6 @@ pub const TARGETS: [Target; 22] = [
     ("size", size),
     ("syndrome", syndrome),
     ("trace", trace),
+    ("vgic", vgic),
+    ("vgic_state", vgic_state),
 ];
