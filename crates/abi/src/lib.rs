@@ -9,6 +9,7 @@
 //! * [`control`]: the lines that the hypervisor writes for its launcher.
 //! * [`exit`]: the exit statuses of the image under QEMU.
 //! * [`pv_time`]: stolen time, the calls and the structure of each vCPU.
+//! * [`exits`]: what a guest prints that measures what events cost.
 //! * [`trace`]: the lines of a trace, written and read.
 //! * [`vendor`]: calls of Twofold's own guests, beside PSCI.
 //! * [`virt`]: the memory map that every guest sees.
@@ -19,6 +20,7 @@ pub mod bundle;
 pub mod channel;
 pub mod control;
 pub mod exit;
+pub mod exits;
 pub mod pv_time;
 pub mod trace;
 pub mod vendor;

@@ -45,6 +45,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::DirtyLog(options) => experiment::dirty_log::command(options),
         Command::PageTable(options) => experiment::page_table::command(options),
         Command::AsyncFault(options) => experiment::async_fault::command(options),
+        Command::Exits(options) => experiment::exits::command(options),
         Command::Migrate(options) => experiment::migrate::command(options),
         Command::MigrateTarget => experiment::migrate::target_command().map(|()| ExitCode::SUCCESS),
         Command::MigrateCompare(options) => experiment::migrate::compare_command(options),

@@ -14,6 +14,7 @@ mod boot;
 mod check;
 mod devices;
 mod exceptions;
+mod exits;
 mod experiment;
 mod features;
 mod hypercalls;
@@ -82,6 +83,8 @@ enum Failure<'a> {
     Hypercalls(#[from] hypercalls::Failure),
     #[error("lifecycle: FAILED: {0}")]
     Lifecycle(#[from] lifecycle::Failure),
+    #[error("exits: FAILED: {0}")]
+    Exits(#[from] exits::Failure),
     #[error("wild: FAILED: {0}")]
     Wild(wild::Failure),
 }
@@ -109,6 +112,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Sysregs { step, seed } => sysregs::run(tree, step, seed)?,
         Program::Hypercalls { count, seed } => hypercalls::run(tree, count, seed)?,
         Program::Experiment(settings) => experiment::run(&memory, &settings)?,
+        Program::Exits { count } => exits::run(tree, count)?,
         Program::Hang => {
             println!("hanging");
             psci::wait_forever()

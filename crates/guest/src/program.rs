@@ -34,6 +34,8 @@ pub enum Program {
     Refused { calls: u64 },
     /// `experiment=NAME`, and the words of its settings.
     Experiment(Settings),
+    /// `exits=COUNT`: measures what events cost, each `COUNT` times.
+    Exits { count: u64 },
     /// `hang`: does nothing for ever.
     Hang,
     /// `wild=ADDRESS`: loads from an address with neither RAM nor a device.
@@ -72,6 +74,7 @@ impl Program {
                 "together" => Self::Together,
                 "refused" => Self::Refused { calls: number(key, value)? },
                 "experiment" => Self::Experiment(Settings::parse(arguments).map_err(Failure::Experiment)?),
+                "exits" => Self::Exits { count: number(key, value)? },
                 "hang" => Self::Hang,
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },
                 _ => program,

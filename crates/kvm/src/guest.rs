@@ -216,7 +216,7 @@ pub(crate) fn no_slot(slot: usize) -> KvmError {
 }
 
 /// Opens `/dev/kvm`.
-fn open() -> Result<Kvm, KvmError> {
+pub(crate) fn open() -> Result<Kvm, KvmError> {
     let kvm = Kvm::new().map_err(Unavailable::opening)?;
     match kvm.get_api_version() {
         12 => Ok(kvm),

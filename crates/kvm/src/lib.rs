@@ -14,6 +14,8 @@
 //! * The guest's writes follow from its passes alone, so the same pages are dirty as on the hosted machine.
 
 mod arch;
+#[cfg(target_arch = "aarch64")]
+pub mod bare;
 mod bitmap;
 mod calls;
 pub mod check;

@@ -9,13 +9,15 @@
 //! 4. The control channel's lines become a [`Control`] with its [`Report`] of figures ([`report`]).
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
-//! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]).
+//! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]); [`exits::measure`] does so
+//! for what events cost at EL2.
 //!
 //! The crate depends on `twofold-abi`, and on `twofold-workload` for guest modes: only files and lines connect it with
 //! the image.
 
 pub mod check;
 pub mod child;
+pub mod exits;
 pub mod experiment;
 #[cfg(test)]
 mod fake;

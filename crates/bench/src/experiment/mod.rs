@@ -9,6 +9,7 @@
 
 pub mod async_fault;
 pub mod dirty_log;
+pub mod exits;
 pub mod host_clock;
 pub mod hypervisor;
 pub mod kvm;

@@ -7,6 +7,7 @@ mod dirty_costs;
 mod dirty_log;
 mod dirty_table;
 mod engine;
+mod exits;
 mod headline;
 mod migrate;
 mod migrate_model;
@@ -27,6 +28,7 @@ pub use dirty_costs::DirtyCostsOptions;
 pub use dirty_log::DirtyLogOptions;
 pub use dirty_table::DirtyTableOptions;
 pub use engine::{EngineOptions, Steps};
+pub use exits::ExitsOptions;
 pub use headline::HeadlineOptions;
 pub use migrate::{CompareRamOptions, Control, MigrateOptions, Packed};
 pub use migrate_model::{Hot, MigrateModelOptions, Mix};
@@ -61,6 +63,9 @@ pub enum Command {
     /// Asynchronous page faults, as Natapov's bm: the work that a guest does while its pages are in a store
     #[command(after_help = async_fault::HELP)]
     AsyncFault(Box<AsyncFaultOptions>),
+    /// Exits: what a call, an interrupt, a timer tick or a switch of vCPUs costs at EL2
+    #[command(after_help = exits::HELP)]
+    Exits(ExitsOptions),
     /// Live migration: a key-value store that moves between two processes while it serves requests
     #[command(after_help = migrate::HELP)]
     Migrate(Box<MigrateOptions>),

@@ -257,7 +257,7 @@ pub(crate) fn whereabouts(vcpu: &VcpuFd) -> String {
     format!("{}{elr}{far}", name("pc", PC))
 }
 
-fn set(vcpu: &VcpuFd, register: u64, value: u64) -> Result<(), KvmError> {
+pub(super) fn set(vcpu: &VcpuFd, register: u64, value: u64) -> Result<(), KvmError> {
     vcpu.set_one_reg(register, &value.to_le_bytes()).map_err(KvmError::refused("KVM_SET_ONE_REG"))?;
     Ok(())
 }
@@ -278,15 +278,15 @@ const fn core(word: u64) -> u64 {
     0x6030_0000_0010_0000 | (word * 2)
 }
 
-const fn x(number: u64) -> u64 {
+pub(super) const fn x(number: u64) -> u64 {
     core(number)
 }
 
-const PC: u64 = core(32);
-const PSTATE: u64 = core(33);
+pub(super) const PC: u64 = core(32);
+pub(super) const PSTATE: u64 = core(33);
 const ELR_EL1: u64 = core(35);
 
 /// The entry comes after the vectors, which are 2 KiB.
 const ENTRY: u64 = 0x800;
 /// EL1 with its own stack pointer; D, A, I and F masked.
-const EL1H_MASKED: u64 = 0x3c5;
+pub(super) const EL1H_MASKED: u64 = 0x3c5;

@@ -8,6 +8,8 @@ use std::slice;
 #[cfg(target_arch = "aarch64")]
 mod arm64;
 #[cfg(target_arch = "aarch64")]
+mod bare;
+#[cfg(target_arch = "aarch64")]
 mod gic;
 #[cfg(target_arch = "x86_64")]
 mod tables;
@@ -16,6 +18,8 @@ mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use arm64::*;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use bare::BareMachine;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
 

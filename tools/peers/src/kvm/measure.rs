@@ -11,10 +11,11 @@ use twofold_workspace::fetch::{self, Fetched};
 use twofold_workspace::kvm_host::{Host, Ran};
 use twofold_workspace::static_program::{self, Architecture};
 use twofold_workspace::steps::Steps;
-use twofold_workspace::{Workspace, install};
+use twofold_workspace::{Workspace, build, install};
 
 use super::agreement::Compared;
 use super::calls::{self, DirtyLog, PageTable};
+use super::exits::{self, Exits};
 use super::experiment::{self, Experiment, MODE, PLAIN, SIZE};
 use super::phases;
 use super::selftests::{self, PAGE_TABLE, PROGRAMS, Programs};
@@ -31,6 +32,8 @@ pub struct Peer {
     pub(super) source: Source,
     pub(super) programs: Programs,
     ours: Vec<u8>,
+    /// The bare-metal guest, which measures exits.
+    guest: Vec<u8>,
 }
 
 /// The counted figures.
@@ -42,6 +45,8 @@ pub struct Measured {
     pub(super) table: PageTable,
     /// Local flushes of one page, for each write to a write-protected page.
     pub(super) flushes_of_a_write_fault: f64,
+    /// What exits cost.
+    pub(super) exits: Exits,
 }
 
 impl Peer {
@@ -76,7 +81,14 @@ impl Peer {
             let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
             Ok((bytes, format!("{}, static", static_program::TWOFOLD.name)))
         })?;
-        Ok(Self { qemu, linux, source, programs, ours })
+        let guest = steps.step("build", || {
+            install::target(install::TARGET)?;
+            build::images(workspace, &[build::GUEST])?;
+            let file = build::GUEST.image(workspace);
+            let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            Ok((bytes, "the bare-metal guest".to_owned()))
+        })?;
+        Ok(Self { qemu, linux, source, programs, ours, guest })
     }
 
     /// Runs and counts all experiments in one boot.
@@ -93,8 +105,10 @@ impl Peer {
             commands.extend([experiment.kernels(), experiment.ours()]);
         }
         commands.push(format!("/bin/{PAGE_TABLE} -v 1 -b {SIZE} -m {MODE} -s {}", PLAIN.backing));
+        commands.push(exits::command());
         commands.extend([probe(FLUSH), PLAIN.kernels(), format!("cat {TRACING}/kprobe_profile")]);
         let mut programs = BTreeMap::from([(format!("bin/{}", static_program::TWOFOLD.name), self.ours.clone())]);
+        programs.insert(exits::GUEST.to_owned(), self.guest.clone());
         for name in PROGRAMS {
             programs.insert(format!("bin/{name}"), self.programs.read(name)?);
         }
@@ -109,7 +123,7 @@ impl Peer {
         };
         steps.step("measure", || {
             let ran = host.run(workspace, &self.qemu, &self.linux)?;
-            let words = format!("{} programs in Linux at EL2, in the deterministic mode", 2 * experiments.len() + 3);
+            let words = format!("{} programs in Linux at EL2, in the deterministic mode", 2 * experiments.len() + 4);
             Ok((Measured::of(experiments, &ran)?, words))
         })
     }
@@ -139,11 +153,12 @@ impl Measured {
             logs.push(Compared { experiment, kernels, ours });
         }
         let table = PageTable::of(&calls::calls(next()?)?).context(PAGE_TABLE)?;
+        let exits = Exits::of(next()?).context("bench exits")?;
         next()?;
         let probed = by_calls(next()?).context("with the probe")?;
         let faults = PLAIN.protected_rounds(&probed) as u64 * probed.pages;
         let flushes_of_a_write_fault = hits(next()?, FLUSH)? as f64 / faults as f64;
-        Ok(Self { logs, table, flushes_of_a_write_fault })
+        Ok(Self { logs, table, flushes_of_a_write_fault, exits })
     }
 }
 

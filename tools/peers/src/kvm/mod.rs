@@ -6,11 +6,12 @@
 //! stand beside them. Invariant: equal kernels and equal programs give equal figures on every host, because QEMU runs
 //! in its deterministic mode.
 //!
-//! `selftests` builds the kernel's programs, `experiment` has their options, `measure` runs them, `calls` and `phases`
+//! `exits` has what exits cost. `selftests` builds the kernel's programs, `experiment` has their options, `measure` runs them, `calls` and `phases`
 //! read their output and ours, `agreement` compares the two, and `report` formats. `recorded` has the figures in use.
 
 mod agreement;
 mod calls;
+mod exits;
 mod experiment;
 mod measure;
 mod phases;

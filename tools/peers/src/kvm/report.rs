@@ -5,6 +5,8 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use twofold_abi::exits::EVENTS;
+use twofold_launch::exits::kvm_cost;
 use twofold_workspace::table;
 
 use super::agreement::Compared;
@@ -47,7 +49,7 @@ pub fn figures(measured: &Measured) -> Vec<Figure> {
     let clear = last.clear.unwrap_or(0);
     let iteration = last.dirty + last.get + clear;
     let figure = |name, recorded, measured| Figure { name, recorded, measured };
-    vec![
+    let mut figures = vec![
         figure("first touch of a page, VM without GIC", None, of_the_table(table.create)),
         figure("first touch of a page, VM with GIC", Some(recorded::FIRST_TOUCH as f64), of_a_page(log.populate)),
         figure("write to a protected page, VM without GIC", None, of_the_table(table.update)),
@@ -56,7 +58,12 @@ pub fn figures(measured: &Measured) -> Vec<Figure> {
         figure("page of a clear, VM with GIC", Some(recorded::CLEAR as f64), of_a_page(clear)),
         figure("TLBI of a write to a protected page", Some(KVM_TLBI), flushes * TLBI_OF_A_FLUSH),
         figure("DSB of a write to a protected page", Some(KVM_DSB), flushes * DSB_OF_A_FLUSH),
-    ]
+    ];
+    figures.extend(EVENTS.into_iter().filter_map(|event| {
+        let measured = *measured.exits.0.get(event.name)?;
+        Some(figure(event.what, kvm_cost(event).map(|cost| cost as f64), measured))
+    }));
+    figures
 }
 
 /// Formats the tables.
@@ -117,6 +124,7 @@ pub fn json(peer: &Peer, measured: &Measured) -> Value {
         "dirty_log": measured.logs,
         "page_table": measured.table,
         "flushes_of_a_write_fault": measured.flushes_of_a_write_fault,
+        "exits": measured.exits,
     })
 }
 
@@ -158,7 +166,9 @@ fn number(value: f64) -> String {
 mod tests {
     use super::*;
     use crate::kvm::calls::{Bitmap, PageTable, Round};
+    use crate::kvm::exits::Exits;
     use crate::kvm::experiment::PLAIN;
+    use twofold_abi::exits::HVC;
 
     fn measured() -> Measured {
         let bitmap = Bitmap { pages: 100, dirty: 100, sum: 7 };
@@ -169,6 +179,7 @@ mod tests {
             logs: vec![Compared { experiment: PLAIN, kernels: log.clone(), ours: log }],
             table: PageTable { pages: 10, create: 95_150, update: 39_800, adjust: 0 },
             flushes_of_a_write_fault: 1.0,
+            exits: Exits([(HVC.name.to_owned(), 3000.0)].into()),
         }
     }
 
@@ -178,7 +189,8 @@ mod tests {
         let all: Vec<_> =
             figures.iter().map(|figure| (figure.measured, figure.difference().map(Difference::percent))).collect();
         assert_eq!(all[2..6], [(3980.0, None), (3343.0, Some(0.0)), (3421.0, Some(0.0)), (78.0, Some(0.0))]);
-        assert_eq!(all[6..], [(2.0, Some(0.0)), (3.0, Some(0.0))]);
+        assert_eq!(all[6..8], [(2.0, Some(0.0)), (3.0, Some(0.0))]);
+        assert_eq!((all.len(), all[8].0), (9, 3000.0));
         assert_eq!(all[0], (9515.0, None));
         let touch = all[1].1.unwrap();
         assert!(all[1].0 == 8439.2 && (touch - 10.0).abs() < 1e-9, "{touch}");

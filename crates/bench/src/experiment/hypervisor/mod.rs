@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use twofold_abi::vendor::PHASES;
+use twofold_launch::exits::{self, EventCost};
 use twofold_launch::experiment::{DirtyLog, PageTable, Phase, Platform as On, Program};
 use twofold_launch::{Counted, Experiment, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
@@ -83,6 +84,26 @@ impl Hypervisor {
         self.run(setup, Program::PageTable(program))
     }
 
+    /// Counts what events cost, each `count` times.
+    ///
+    /// # Errors
+    ///
+    /// The hypervisor or the guest failed.
+    pub fn exits(&self, count: u64) -> anyhow::Result<Vec<EventCost>> {
+        exits::measure(count, &self.on(&self.images.plain)).context("on the hypervisor")
+    }
+
+    fn on<'h>(&'h self, image: &'h Path) -> On<'h> {
+        On {
+            qemu: &self.qemu,
+            image,
+            guest: &self.images.guest,
+            cpu: machine::CPU_DEFAULT,
+            timeout: Some(LIMIT),
+            stop: self.stop.of_launch(),
+        }
+    }
+
     fn run(&self, setup: &Setup, program: Program) -> anyhow::Result<Counted> {
         ensure!(setup.vcpus == 1, "the hypervisor's guest has one vCPU: -v 1");
         ensure!(setup.offset.is_none() && !setup.sparse, "-p and --sparse are for the machine");
@@ -97,15 +118,8 @@ impl Hypervisor {
             policies: setup.policies,
             forced_write_back: setup.forced_write_back,
         };
-        let on = On {
-            qemu: &self.qemu,
-            image: if setup.policies == Policies::default() { &self.images.plain } else { &self.images.baselines },
-            guest: &self.images.guest,
-            cpu: machine::CPU_DEFAULT,
-            timeout: Some(LIMIT),
-            stop: self.stop.of_launch(),
-        };
-        experiment.run(&on).context("on the hypervisor")
+        let image = if setup.policies == Policies::default() { &self.images.plain } else { &self.images.baselines };
+        experiment.run(&self.on(image)).context("on the hypervisor")
     }
 }
 

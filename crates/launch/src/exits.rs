@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What events cost at EL2, as the bare-metal guest measures it ([`twofold_abi::exits`]).
+//!
+//! Invariants: the machine is deterministic and counts one instruction a nanosecond, so the guest's clock counts
+//! instructions, and equal runs give equal figures. Figures come only from a guest that measured all its events.
+
+use std::str::SplitWhitespace;
+
+use twofold_abi::exits::{EVENTS, Event, LINE};
+use twofold_workload::policies::Policies;
+
+use crate::experiment::{ExperimentError, Platform};
+use crate::guest::{GuestSettings, Pages};
+use crate::machine::{Loaded, Machine};
+use crate::run::Launch;
+use crate::verdict::Verdict;
+
+/// What an event costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EventCost {
+    /// The event.
+    pub event: Event,
+    /// How often it was measured.
+    pub count: u64,
+    /// The nanoseconds of all of them.
+    pub nanoseconds: u64,
+}
+
+impl EventCost {
+    /// The nanoseconds of one event.
+    pub fn each(&self) -> f64 {
+        self.nanoseconds as f64 / self.count.max(1) as f64
+    }
+}
+
+/// What the event costs under Linux 6.12's KVM with its host kernel (VHE), in instructions. `cargo xtask peers kvm`
+/// measures it with the same guest in the same emulator.
+pub fn kvm_cost(event: Event) -> Option<u64> {
+    KVM.iter().find(|(name, _)| *name == event.name).map(|(_, cost)| *cost)
+}
+
+const KVM: [(&str, u64); 0] = [];
+
+/// Boots the guest, and lets it measure each event `count` times.
+///
+/// # Errors
+///
+/// The guest or the hypervisor failed, or a line is missing.
+pub fn measure(count: u64, on: &Platform<'_>) -> Result<Vec<EventCost>, ExperimentError> {
+    let guest = GuestSettings {
+        kernel: on.guest.to_owned(),
+        initrd: None,
+        command_line: format!("exits={count}"),
+        memory: 64 << 20,
+        cpus: 1,
+        pages: Pages::Auto,
+        flags: 0,
+        test: None,
+        policies: Policies::default(),
+    };
+    let directory = tempfile::Builder::new().prefix("twofold-").tempdir()?;
+    let bundle = guest.write_bundle(&directory.path().join("guest.bundle"))?;
+    let machine = Machine {
+        image: on.image.to_owned(),
+        loaded: Loaded::Guest { bundle, memory: guest.total_memory() },
+        spare_memory: 0,
+        append: None,
+        cpu: on.cpu.to_owned(),
+        cpus: 1,
+        deterministic: true,
+    };
+    let launch = Launch {
+        qemu: on.qemu,
+        machine: &machine,
+        directory: directory.path(),
+        timeout: on.timeout,
+        stop: on.stop.clone(),
+    };
+    let outcome = launch.run(|_| ())?;
+    let verdict = Verdict::new(&outcome, false);
+    let console = outcome.console.tail(usize::MAX);
+    if !verdict.is_ok() {
+        let tail = console.iter().rev().take(20).rev().map(|line| format!("\n{line}"));
+        return Err(ExperimentError::Ended { verdict, console: tail.collect() });
+    }
+    read(console.iter().copied()).ok_or_else(|| ExperimentError::Failed("measured no event, or not all".to_owned()))
+}
+
+/// Reads the lines of a guest's console. Returns `None` if the guest did not get to its end, or a line is not one of
+/// the guest's.
+pub fn read<'l>(lines: impl IntoIterator<Item = &'l str>) -> Option<Vec<EventCost>> {
+    let mut costs = Vec::new();
+    for line in lines {
+        // The bytes that the guest sends to measure the UART may be in front of the line.
+        let Some((_, rest)) = line.split_once(LINE) else { continue };
+        if rest.trim() == DONE {
+            return Some(costs);
+        }
+        costs.push(cost(rest.split_whitespace())?);
+    }
+    None
+}
+
+/// What the last line says.
+const DONE: &str = "done";
+
+fn cost(mut words: SplitWhitespace<'_>) -> Option<EventCost> {
+    let name = words.next()?;
+    let event = EVENTS.into_iter().find(|event| event.name == name)?;
+    let [count, nanoseconds] = [words.next()?.parse().ok()?, words.next()?.parse().ok()?];
+    (words.next().is_none() && count != 0).then_some(EventCost { event, count, nanoseconds })
+}
+
+#[cfg(test)]
+mod tests {
+    use twofold_abi::exits::{HVC, UART};
+
+    use super::*;
+
+    #[test]
+    fn lines_are_read_up_to_the_end() {
+        let lines = ["[    0.1] boot", "exits: hvc 100 15600", "......exits: uart 10 3000", "", "exits: done", "x"];
+        let cost = |event, count, nanoseconds| EventCost { event, count, nanoseconds };
+        assert_eq!(read(lines), Some(vec![cost(HVC, 100, 15_600), cost(UART, 10, 3000)]));
+        assert_eq!(cost(HVC, 100, 15_600).each(), 156.0);
+    }
+
+    #[test]
+    fn a_guest_that_stops_early_has_no_figures() {
+        assert_eq!(read(["exits: hvc 100 15600"]), None);
+        for bad in ["exits: hvc 100", "exits: hvc 0 5", "exits: hvc 1 5 6", "exits: other 1 5", "exits: hvc -1 5"] {
+            assert_eq!(read([bad, "exits: done"]), None, "{bad}");
+        }
+    }
+}
