@@ -6,7 +6,7 @@
 
 use std::str::SplitWhitespace;
 
-use twofold_abi::exits::{EVENTS, Event, LINE};
+use twofold_abi::exits::{DISTRIBUTOR, EVENTS, Event, HVC, LINE, SGI_OTHER, SWITCH, TICK, UART};
 use twofold_workload::policies::Policies;
 
 use crate::experiment::{ExperimentError, Platform};
@@ -32,6 +32,20 @@ impl EventCost {
         self.nanoseconds as f64 / self.count.max(1) as f64
     }
 }
+
+/// The most instructions that the event may take, the guest's own included. `None`: no target is set.
+pub fn most(event: Event) -> Option<u64> {
+    MOST.iter().find(|(name, _)| *name == event.name).map(|(_, most)| *most)
+}
+
+const MOST: [(&str, u64); 6] = [
+    (HVC.name, 150),
+    (DISTRIBUTOR.name, 300),
+    (TICK.name, 600),
+    (SGI_OTHER.name, 900),
+    (UART.name, 350),
+    (SWITCH.name, 700),
+];
 
 /// What the event costs under Linux 6.12's KVM with its host kernel (VHE), in instructions. `cargo xtask peers kvm`
 /// measures it with the same guest in the same emulator.
@@ -113,8 +127,6 @@ fn cost(mut words: SplitWhitespace<'_>) -> Option<EventCost> {
 
 #[cfg(test)]
 mod tests {
-    use twofold_abi::exits::{HVC, UART};
-
     use super::*;
 
     #[test]

@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use twofold_abi::exits::{DISTRIBUTOR, HVC, SGI_OTHER, SWITCH, TICK, UART};
-use twofold_launch::exits::EventCost;
+use twofold_launch::exits::{EventCost, most};
 
 use super::hypervisor::Hypervisor;
 use super::progress::Progress;
@@ -46,16 +45,6 @@ pub fn command(options: &ExitsOptions) -> anyhow::Result<ExitCode> {
     Ok(if differs { ExitCode::FAILURE } else { code })
 }
 
-/// The most instructions of an event at EL2, the guest's own included.
-const TARGETS: [(&str, f64, &str); 6] = [
-    (HVC.name, 150.0, "150 at most"),
-    (DISTRIBUTOR.name, 300.0, "300 at most"),
-    (TICK.name, 600.0, "600 at most"),
-    (SGI_OTHER.name, 900.0, "900 at most"),
-    (UART.name, 350.0, "350 at most"),
-    (SWITCH.name, 700.0, "700 at most"),
-];
-
 fn record(results: &mut Results, platform: Platform, costs: &[EventCost]) {
     let counted = platform == Platform::Hypervisor;
     for cost in costs {
@@ -75,15 +64,16 @@ fn record(results: &mut Results, platform: Platform, costs: &[EventCost]) {
 }
 
 fn target(cost: &EventCost) -> Option<HeadlineRow> {
-    let (_, most, shown) = TARGETS.into_iter().find(|(name, ..)| *name == cost.event.name)?;
-    let limit = Limit { what: cost.event.what, most, shown };
-    Some(limit.row(&Ours {
+    let most = most(cost.event)?;
+    let limit = Limit { what: cost.event.what, most: most as f64, shown: "" };
+    let row = limit.row(&Ours {
         pair: Pair { before: Vec::new(), after: vec![cost.each()] },
         unit: "instructions",
         platform: Platform::Hypervisor,
         kind: Kind::Counted,
         note: "`twofold bench exits`; the guest's own instructions are included".to_owned(),
-    }))
+    });
+    Some(HeadlineRow { published: format!("{most} at most"), ..row })
 }
 
 #[cfg(target_arch = "aarch64")]

@@ -6,7 +6,8 @@ use std::fs;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use twofold_abi::bundle::flags;
-use twofold_launch::{GuestSettings, Outcome, Pages};
+use twofold_abi::exits::EVENTS;
+use twofold_launch::{GuestSettings, Outcome, Pages, exits};
 use twofold_workspace::build;
 
 use super::suite::Suite;
@@ -65,6 +66,21 @@ pub fn dirty_iteration(suite: &Suite) -> anyhow::Result<()> {
         ensure!(tlbi <= 6 * iterations && dsb <= 3 * iterations, "{tracker}: {tlbi} TLBI, {dsb} DSB in {iterations}");
         if tracker == "hardware" {
             ensure!(faults <= 8 * iterations, "{faults} faults where hardware records writes");
+        }
+    }
+    Ok(())
+}
+
+/// Each event of one vCPU is measured, and takes no more than its target.
+pub fn exits(suite: &Suite) -> anyhow::Result<()> {
+    let outcome = suite.boot_counted(suite.bare_guest("exits=100", 0))?;
+    let console = outcome.console.tail(usize::MAX);
+    let costs = exits::read(console.iter().copied())
+        .with_context(|| format!("the guest did not measure all events:\n{}", console.join("\n")))?;
+    for event in EVENTS.into_iter().filter(|event| event.vcpus == 1) {
+        let cost = costs.iter().find(|cost| cost.event == event).with_context(|| format!("no {}", event.what))?;
+        if let Some(most) = exits::most(event) {
+            ensure!(cost.each() <= most as f64, "{}: {} instructions, more than {most}", event.what, cost.each());
         }
     }
     Ok(())
