@@ -8,6 +8,7 @@
 
 use core::mem::needs_drop;
 
+use twofold_abi::virt;
 use twofold_devices::vgic::SgiRegister;
 use twofold_memory::{Answer, Done, GuestFault};
 use twofold_stage2::Ipa;
@@ -152,6 +153,10 @@ impl Vcpu {
                 Located::Aborted => return self.stats.external(),
             }
         };
+        // Devices are below RAM. So an access to one takes no way through the memory, and a fault in RAM one comparison.
+        if ipa.raw() < virt::RAM_BASE && self.below_ram(esr, far, ipa) {
+            return;
+        }
         let (kind, access) = (fault.kind, fault.access);
         match self.vm.memory().fault(&GuestFault { ipa, kind, access }) {
             Ok(Answer::Retry(Done::Mapped { level, first_touch: true })) => {
@@ -172,8 +177,8 @@ impl Vcpu {
         }
     }
 
-    /// Nothing is mapped there: a device answers, the guest skips the access, or it takes an abort. No page is absent,
-    /// since no store is attached.
+    /// Nothing is mapped there: the guest skips the access, or takes an abort. No page is absent, since no store is
+    /// attached.
     #[cold]
     #[inline(never)]
     fn refused(&mut self, answer: Answer, esr: u64, far: u64, ipa: Ipa) {
@@ -181,13 +186,16 @@ impl Vcpu {
             Answer::Skip => self.context.skip(),
             Answer::Absent => self.vm.fail(format_args!("{ipa:x?} is absent, and there is no page store")),
             Answer::ExternalAbort | Answer::Retry(_) => {
-                if self.device(esr, far, ipa) {
-                    return;
-                }
                 self.stats.external();
                 abort::refuse(self.vm.memory(), &mut self.context, esr, far, ipa);
             }
         }
+    }
+
+    /// As [`device`](Self::device), out of line.
+    #[inline(never)]
+    fn below_ram(&mut self, esr: u64, far: u64, ipa: Ipa) -> bool {
+        self.device(esr, far, ipa)
     }
 
     /// Emulates an access to a device. Returns `false` if there is none at the page `ipa`, or if the syndrome does not
