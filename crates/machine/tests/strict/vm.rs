@@ -294,7 +294,7 @@ fn take<P>(waiting: &Mutex<Vec<Vcpu<P>>>, cpu: &CpuHandle) -> Option<Vcpu<P>> {
 #[test]
 fn guests_go_on_where_they_were_on_another_cpu() {
     on_each_machine(4, 1, |machine, room| {
-        let moves = moved(machine, room, 0, 500)?;
+        let moves = moved(machine, room, 0, 1000)?;
         assert!(moves > 10, "{moves}");
         Ok(())
     });
