@@ -8,7 +8,7 @@
 //! | 0x8400_0000 to 0x8400_001f, and 0xc400 | PSCI | [`power`] |
 //! | 0x8400_0050 to 0x8400_005f, and 0xc400 | random numbers (DEN0098) | [`trng`] |
 //! | 0xc500_0020, 0xc500_0021 | stolen time (DEN0057) | this module, from [`Host::stolen_time`] |
-//! | 0x8600_ff01, 0x8600_ff03 | who the hypervisor is | this module, from [`abi`](twofold_abi::vendor) |
+//! | 0x8600_ff01, 0x8600_ff03 | which hypervisor this is | this module, from [`abi`](twofold_abi::vendor) |
 //! | 0x8600_xxxx, 0xc600_xxxx | the hypervisor's own | [`Host::vendor`] |
 //!
 //! Invariants: HVC and SMC have the same answers. Whatever the registers hold, a call returns, and a number without a

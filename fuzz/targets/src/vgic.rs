@@ -55,7 +55,7 @@ fn vcpu(n: usize) -> VcpuId {
     VcpuId::new(n as u32 % VcpuId::MOST).unwrap()
 }
 
-/// Two vCPUs, each with a CPU of so many list registers.
+/// Two vCPUs, each on a CPU with this number of list registers.
 fn machine(list_registers: usize) -> (Vgic, [Hardware; 2]) {
     let linked = [(Intid::new(TIMER).unwrap(), TIMER as u16)];
     let vgic = Vgic::new(&Config { spis: SPIS, affinities: &[0, 0x101], linked: &linked }).unwrap();

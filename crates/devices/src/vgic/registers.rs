@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The registers that the distributor and each redistributor have in the same form: so many bits for each interrupt.
+//! The registers that the distributor and each redistributor have in the same form: a fixed number of bits for each interrupt.
 
 use super::Vgic;
 use super::bank::PRIORITY_BITS;

@@ -2,7 +2,7 @@
 //! A naive GICv3, from the specification alone (Arm IHI 0069H): each interrupt is a struct, each vCPU has a simple CPU
 //! interface, nothing is cached, and there are no list registers.
 //!
-//! Where the specification lets several interrupts be first, the model is told which one the other side chose, and
+//! Where the specification lets several interrupts be first, the model receives the other side's choice, and
 //! checks that it was a possible one.
 
 use twofold_devices::Width;

@@ -166,7 +166,7 @@ struct Done {
     left: u64,
     absent: usize,
     rounds: u64,
-    /// What the source was told, if the guest was refused.
+    /// The reason that the source received, if the guest was refused.
     refused: Option<String>,
 }
 

@@ -111,5 +111,5 @@ impl receive::Host for Target<'_> {
     }
 }
 
-/// How long a page waits for a frame: so many looks at the clock.
+/// How long a page waits for a frame: a number of looks at the clock.
 const PATIENCE: std::time::Duration = std::time::Duration::from_millis(20);

@@ -77,7 +77,7 @@ fn tasks_of_the_hypervisor_get_their_share_while_every_vcpu_spins() {
     }
 }
 
-/// What was used while nobody waited is not owed.
+/// Time that was used while no other entity waited is not owed.
 #[test]
 fn time_alone_on_a_cpu_is_free() {
     let mut machine = Machine::new(1, 1);
@@ -101,7 +101,7 @@ fn late_ones_get_their_share_from_then_on() {
     machine.entities[2..].iter().for_each(|late| assert_near(late.ran as f64, MINUTE as f64 / 40.0, "a late one"));
 }
 
-/// An entity that had a CPU to itself for a minute, and then has to share, starves nobody.
+/// An entity that had a CPU to itself for a minute, and then has to share, starves no other.
 #[test]
 fn a_heavy_entity_hoards_nothing() {
     let mut machine = Machine::new(2, 1);
@@ -165,7 +165,7 @@ fn spinners_of_any_weights_get_what_water_filling_gives_them() {
 }
 
 /// Random mixes of sleepers and spinners on 1 to 4 CPUs, where no weight asks for more than a CPU: what a spinner ran,
-/// divided by its weight, is behind nobody's by more than three slices of both.
+/// divided by its weight, is behind no other's by more than three slices of both.
 #[test]
 fn random_mixes_are_fair() {
     for seed in 0..60_u64 {

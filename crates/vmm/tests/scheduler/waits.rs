@@ -105,7 +105,7 @@ fn an_entity_stays_on_its_cpu() {
     }
 }
 
-/// While nobody else can run, no CPU is interrupted for a slice.
+/// While no other entity can run, no CPU is interrupted for a slice.
 #[test]
 fn an_entity_alone_has_no_limit() {
     let mut scheduler = twofold_vmm::scheduler::Scheduler::new(1, SLICE);

@@ -265,7 +265,7 @@ fn each_register_that_differs_is_noticed(mut machine: Machine) -> Outcome {
     let names: Vec<_> = constant.iter().map(|index| &*stage.canaries[*index].name).collect();
     log!("world switch: constant on this CPU: {names:?}");
     // The host's tests cover these, over faked registers.
-    check!(names.len() <= 8, "{} registers cannot be told apart: {names:?}", names.len());
+    check!(names.len() <= 8, "{} registers look alike: {names:?}", names.len());
     Ok(())
 }
 
