@@ -75,14 +75,16 @@ pub fn pause() {
     }
 }
 
-fn counter() -> u64 {
+/// The virtual counter.
+pub fn counter() -> u64 {
     let count: u64;
     // SAFETY: reading the counter changes nothing.
     unsafe { asm!("isb", "mrs {}, cntvct_el0", out(reg) count, options(nostack, preserves_flags)) };
     count
 }
 
-fn frequency() -> u64 {
+/// Its ticks per second.
+pub fn frequency() -> u64 {
     let frequency: u64;
     // SAFETY: reading the register changes nothing.
     unsafe { asm!("mrs {}, cntfrq_el0", out(reg) frequency, options(nomem, nostack, preserves_flags)) };

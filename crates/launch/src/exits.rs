@@ -11,8 +11,6 @@ use twofold_workload::policies::Policies;
 
 use crate::experiment::{ExperimentError, Platform};
 use crate::guest::{GuestSettings, Pages};
-use crate::machine::{Loaded, Machine};
-use crate::run::Launch;
 use crate::verdict::Verdict;
 
 /// What an event costs.
@@ -72,25 +70,7 @@ pub fn measure(count: u64, on: &Platform<'_>) -> Result<Vec<EventCost>, Experime
         test: None,
         policies: Policies::default(),
     };
-    let directory = tempfile::Builder::new().prefix("twofold-").tempdir()?;
-    let bundle = guest.write_bundle(&directory.path().join("guest.bundle"))?;
-    let machine = Machine {
-        image: on.image.to_owned(),
-        loaded: Loaded::Guest { bundle, memory: guest.total_memory() },
-        spare_memory: 0,
-        append: None,
-        cpu: on.cpu.to_owned(),
-        cpus: 1,
-        deterministic: true,
-    };
-    let launch = Launch {
-        qemu: on.qemu,
-        machine: &machine,
-        directory: directory.path(),
-        timeout: on.timeout,
-        stop: on.stop.clone(),
-    };
-    let outcome = launch.run(|_| ())?;
+    let outcome = on.run(&guest)?;
     let verdict = Verdict::new(&outcome, false);
     let console = outcome.console.tail(usize::MAX);
     if !verdict.is_ok() {

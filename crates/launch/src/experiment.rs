@@ -226,6 +226,31 @@ const ITERATIONS_MAX: usize = (PHASES_MAX - 3) / 3;
 /// Memory of the guest beside its tables for the test memory.
 const OWN_MEMORY: u64 = 64 << 20;
 
+impl Platform<'_> {
+    /// Runs a guest on a deterministic machine with one CPU, in a temporary directory of its own, until it ends.
+    pub(crate) fn run(&self, guest: &GuestSettings) -> Result<Outcome, ExperimentError> {
+        let directory = tempfile::Builder::new().prefix("twofold-").tempdir()?;
+        let bundle = guest.write_bundle(&directory.path().join("guest.bundle"))?;
+        let machine = Machine {
+            image: self.image.to_owned(),
+            loaded: Loaded::Guest { bundle, memory: guest.total_memory() },
+            spare_memory: 0,
+            append: None,
+            cpu: self.cpu.to_owned(),
+            cpus: 1,
+            deterministic: true,
+        };
+        let launch = Launch {
+            qemu: self.qemu,
+            machine: &machine,
+            directory: directory.path(),
+            timeout: self.timeout,
+            stop: self.stop.clone(),
+        };
+        Ok(launch.run(|_| ())?)
+    }
+}
+
 impl Experiment {
     /// Runs the experiment, in a temporary directory of its own.
     ///
@@ -233,26 +258,7 @@ impl Experiment {
     ///
     /// The settings are invalid (nothing has been started then), or the run failed.
     pub fn run(&self, on: &Platform<'_>) -> Result<Counted, ExperimentError> {
-        let guest = self.guest(on.guest)?;
-        let directory = tempfile::Builder::new().prefix("twofold-").tempdir()?;
-        let bundle = guest.write_bundle(&directory.path().join("guest.bundle"))?;
-        let machine = Machine {
-            image: on.image.to_owned(),
-            loaded: Loaded::Guest { bundle, memory: guest.total_memory() },
-            spare_memory: 0,
-            append: None,
-            cpu: on.cpu.to_owned(),
-            cpus: 1,
-            deterministic: true,
-        };
-        let launch = Launch {
-            qemu: on.qemu,
-            machine: &machine,
-            directory: directory.path(),
-            timeout: on.timeout,
-            stop: on.stop.clone(),
-        };
-        self.judge(&launch.run(|_| ())?)
+        self.judge(&on.run(&self.guest(on.guest)?)?)
     }
 
     /// The guest of this experiment: `kernel` is the bare-metal guest's image.

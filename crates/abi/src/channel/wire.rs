@@ -171,7 +171,7 @@ pub struct Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Credit {
-    /// So many bytes more: 1 to [`WINDOW_MAX`].
+    /// This number of bytes more: 1 to [`WINDOW_MAX`].
     pub bytes: U32,
 }
 

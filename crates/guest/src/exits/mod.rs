@@ -11,13 +11,12 @@ mod interrupts;
 mod one;
 mod two;
 
-use core::arch::asm;
-
 use dtoolkit::fdt::Fdt;
 use dtoolkit::{Node, Property};
 use twofold_abi::exits::{self, Event};
 
 use crate::uart::println;
+use crate::vcpus::{counter, frequency};
 use interrupts::Interrupts;
 
 /// Why the events cannot be measured.
@@ -59,21 +58,6 @@ fn measure(event: &Event, count: u64, mut what: impl FnMut() -> Result<(), Failu
     }
     report(event, count, counter() - start);
     Ok(())
-}
-
-/// The virtual counter.
-fn counter() -> u64 {
-    let count: u64;
-    // SAFETY: reading the counter changes nothing.
-    unsafe { asm!("isb", "mrs {}, cntvct_el0", out(reg) count, options(nostack, preserves_flags)) };
-    count
-}
-
-fn frequency() -> u64 {
-    let frequency: u64;
-    // SAFETY: reading the register changes nothing.
-    unsafe { asm!("mrs {}, cntfrq_el0", out(reg) frequency, options(nomem, nostack, preserves_flags)) };
-    frequency
 }
 
 fn is_cpu(node: &dtoolkit::fdt::FdtNode<'_>) -> bool {

@@ -120,7 +120,7 @@ fn place_of(page: u64) -> (usize, u64) {
     if page < 300 { (1, page) } else { (2, page - 300) }
 }
 
-/// Who owns the guest at the target.
+/// The owner of the guest, as the target knows it.
 pub fn taken() -> Ownership {
     first().taken_by(Owner { host: 1, incarnation: 0 })
 }
