@@ -8,7 +8,7 @@ use core::arch::asm;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
 
 use arm_gic::gicv3::registers::{Gicd, GicrSgi};
-use arm_gic::gicv3::{GicCpuInterface, GicV3, SgiTarget, SgiTargetGroup};
+use arm_gic::gicv3::{GicCpuInterface, GicError, GicV3, SgiTarget, SgiTargetGroup};
 use arm_gic::{IntId, InterruptGroup, UniqueMmioPointer};
 use twofold_abi::virt::{GICD_BASE, GICR_BASE};
 
@@ -42,9 +42,12 @@ impl Interrupts {
         Ok(Self(gic))
     }
 
-    /// Wakes the redistributor of another vCPU.
+    /// Wakes the redistributor of another vCPU. Under KVM it is always awake.
     pub fn wake(&mut self, vcpu: usize) -> Result<(), Failure> {
-        self.0.redistributor_mark_core_awake(vcpu).map_err(Failure::Interrupts)
+        match self.0.redistributor_mark_core_awake(vcpu) {
+            Ok(()) | Err(GicError::AlreadyAwake) => Ok(()),
+            Err(error) => Err(Failure::Interrupts(error)),
+        }
     }
 }
 
