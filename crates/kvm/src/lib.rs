@@ -6,6 +6,9 @@
 //! their memory, and report when they are done. The operations of the experiments are its methods. Each returns its
 //! cost: wall-clock time, CPU time and, if there is a counter, instructions of the host's kernel.
 //!
+//! On arm64 `bare` boots a bare-metal image in the same way, with an interrupt controller, a UART and a
+//! clock.
+//!
 //! Invariants:
 //!
 //! * A guest that the host cannot run is refused before memory is touched. The error says what was needed, what there

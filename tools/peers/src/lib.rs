@@ -12,7 +12,8 @@
 //!   needs. A target is a ratio of two figures of one run, so a faster machine does not meet it more easily.
 //! - **`peers kvm`:** how many instructions at EL2 KVM takes for a first touch, a write fault, a get and a clear. Equal
 //!   kernels give equal figures on every host. These figures are the ones that reports show beside ours ([`recorded`]),
-//!   and the suite `kvm` checks that they still hold.
+//!   and the suite `kvm` checks that they still hold. Also what an exit costs: a call, an interrupt, a
+//!   timer tick, a switch of vCPUs, as the bare-metal guest measures them there.
 //! - **`peers kvm`, also:** that the guest of `bench dirty-log --on kvm` measures what the kernel's own program measures:
 //!   the same pages are dirty in each round, and the costs agree within 10 %.
 //!
