@@ -45,14 +45,6 @@ const MOST: [(&str, u64); 6] = [
     (SWITCH.name, 700),
 ];
 
-/// What the event costs under Linux 6.12's KVM with its host kernel (VHE), in instructions. `cargo xtask peers kvm`
-/// measures it with the same guest in the same emulator.
-pub fn kvm_cost(event: Event) -> Option<u64> {
-    KVM.iter().find(|(name, _)| *name == event.name).map(|(_, cost)| *cost)
-}
-
-const KVM: [(&str, u64); 0] = [];
-
 /// Boots the guest, and lets it measure each event `count` times.
 ///
 /// # Errors

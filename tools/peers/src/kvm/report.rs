@@ -6,7 +6,6 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 use twofold_abi::exits::EVENTS;
-use twofold_launch::exits::kvm_cost;
 use twofold_workspace::table;
 
 use super::agreement::Compared;
@@ -61,7 +60,7 @@ pub fn figures(measured: &Measured) -> Vec<Figure> {
     ];
     figures.extend(EVENTS.into_iter().filter_map(|event| {
         let measured = *measured.exits.0.get(event.name)?;
-        Some(figure(event.what, kvm_cost(event).map(|cost| cost as f64), measured))
+        Some(figure(event.what, None, measured))
     }));
     figures
 }
