@@ -134,6 +134,9 @@ pub struct RunOptions {
     /// Number of vCPUs, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS)))]
     pub cpus: u32,
+    /// Number of the machine's CPUs, which the vCPUs share, 1 to 64. Default: one for each vCPU
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS)))]
+    pub host_cpus: Option<u32>,
     /// Size of the mappings of guest memory
     #[arg(long, value_enum, default_value_t = PagesOption::Auto)]
     pub pages: PagesOption,
@@ -219,6 +222,7 @@ Examples:
   cargo xtask run                                  Linux's console; Ctrl-A X leaves
   cargo xtask run --check --count                  boots, checks, counts, and prints a table
   cargo xtask run --check --pages blocks --memory 1G --cpus 2
+  cargo xtask run --check --cpus 4 --host-cpus 2
   cargo xtask run --kernel Image --initrd root.cpio --append 'console=ttyAMA0 rdinit=/bin/sh'
   cargo xtask run --check --json figures.json
   cargo xtask run --check --trace trace.txt        then: cargo xtask trace-check trace.txt

@@ -42,6 +42,7 @@ pub fn command(workspace: &Workspace, options: &RecordOptions) -> anyhow::Result
         label: "redis",
         guest,
         cpu: machine::CPU_DEFAULT,
+        host_cpus: None,
         deterministic: true,
         checked: false,
         timeout: (options.timeout > 0).then(|| Duration::from_secs(options.timeout)),

@@ -70,6 +70,7 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
         label: "touch",
         guest,
         cpu,
+        host_cpus: None,
         deterministic: true,
         checked: false,
         timeout,
@@ -117,6 +118,9 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
              wait for each other for minutes; leave out --cpus or --count",
             options.cpus
         );
+    }
+    if let Some(cpus) = options.host_cpus.filter(|cpus| mode.is_counted() && *cpus != 1) {
+        bail!("a counted run has one CPU, not {cpus}; leave out --host-cpus or --count");
     }
     if let Some(path) = &options.json {
         file::check_json(path)?;
@@ -181,6 +185,7 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
         label: "boot",
         guest: guest(options, mode, selected.kernel.clone(), selected.initrd.clone()),
         cpu: &options.cpu,
+        host_cpus: options.host_cpus,
         deterministic: mode.is_counted(),
         checked: mode != Mode::Console,
         timeout: limit.filter(|seconds| *seconds > 0).map(Duration::from_secs),

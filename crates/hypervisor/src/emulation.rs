@@ -16,6 +16,7 @@ use twofold_abi::virt;
 use twofold_devices::pl011::{ByteSink, Full};
 use twofold_devices::vgic::{ConfigError, Frame};
 use twofold_devices::{InterruptLine, Pl011, Pl031, Width};
+use twofold_vmm::scheduler::EntityId;
 
 use crate::board::Board;
 use crate::clock::Clock;
@@ -54,19 +55,19 @@ struct Uart {
 }
 
 impl Devices {
-    /// The devices of a guest whose vCPUs have these affinities.
+    /// The devices of a guest with these vCPUs: their affinities, as in MPIDR_EL1, and what the scheduler calls them.
     ///
     /// # Errors
     ///
     /// [`ConfigError`].
-    pub fn new(board: &Board, affinities: &[u64], sources: &Sources) -> Result<Self, ConfigError> {
+    pub fn new(board: &Board, vcpus: &[(u64, EntityId)], sources: &Sources) -> Result<Self, ConfigError> {
         let clock = Clock::read(board);
         Ok(Self {
-            gic: GuestGic::new(affinities, sources)?,
+            gic: GuestGic::new(vcpus, sources)?,
             uart: Mutex::new(Uart { model: Pl011::new(), level: false, is_behind: false }),
             rtc: Mutex::new(Pl031::new(clock.now())),
             clock,
-            vcpus: affinities.len(),
+            vcpus: vcpus.len(),
         })
     }
 
@@ -96,14 +97,15 @@ impl Devices {
         waiting: &mut Option<Waiting>,
     ) -> Option<u64> {
         match device {
-            Device::Uart(offset) => Some(self.uart(vcpu, offset, width, operation)),
+            Device::Uart(offset) => Some(self.uart(Some(vcpu), offset, width, operation)),
             Device::Gic(frame) => self.gic.access(vcpu, frame, width, operation, waiting),
-            Device::Rtc(offset) => Some(self.rtc(vcpu, offset, width, operation)),
+            Device::Rtc(offset) => Some(self.rtc(Some(vcpu), offset, width, operation)),
         }
     }
 
-    /// The machine's UART has received something, or has room again.
-    pub fn serial_interrupt(&self, vcpu: usize) {
+    /// The machine's UART has received something, or has room again. `here` is the vCPU of this guest that is loaded on
+    /// this CPU, if one is.
+    pub fn serial_interrupt(&self, here: Option<usize>) {
         let mut uart = self.uart.lock();
         let mut line = uart.level;
         if uart.model.waiting() > 0 {
@@ -119,7 +121,7 @@ impl Devices {
         if uart.is_behind {
             serial::set_receive_interrupt(false);
         }
-        self.set_uart_line(vcpu, &mut uart, line);
+        self.set_uart_line(here, &mut uart, line);
     }
 
     /// The machine's time at which the clock has its alarm, if it has one.
@@ -128,14 +130,14 @@ impl Devices {
         self.rtc.lock().due().map(|seconds| self.clock.counter_at(seconds))
     }
 
-    /// The time of the clock's alarm has come, perhaps.
-    pub fn alarm_due(&self, vcpu: usize) {
+    /// The time of the clock's alarm has come, perhaps. `here` as above.
+    pub fn alarm_due(&self, here: Option<usize>) {
         let mut rtc = self.rtc.lock();
-        rtc.advance(self.clock.now(), &mut Line { gic: &self.gic, vcpu, intid: virt::RTC_INTERRUPT });
+        rtc.advance(self.clock.now(), &mut Line { gic: &self.gic, here, intid: virt::RTC_INTERRUPT });
     }
 
     #[inline]
-    fn uart(&self, vcpu: usize, offset: u64, width: Width, operation: Operation) -> u64 {
+    fn uart(&self, here: Option<usize>, offset: u64, width: Width, operation: Operation) -> u64 {
         let mut uart = self.uart.lock();
         let uart = &mut *uart;
         let mut line = uart.level;
@@ -150,22 +152,22 @@ impl Devices {
             uart.is_behind = false;
             serial::set_receive_interrupt(true);
         }
-        self.set_uart_line(vcpu, uart, line);
+        self.set_uart_line(here, uart, line);
         value
     }
 
     #[inline]
-    fn set_uart_line(&self, vcpu: usize, uart: &mut Uart, level: bool) {
+    fn set_uart_line(&self, here: Option<usize>, uart: &mut Uart, level: bool) {
         if uart.level != level {
             uart.level = level;
-            self.gic.set_shared(vcpu, virt::UART_INTERRUPT, level);
+            self.gic.set_shared(here, virt::UART_INTERRUPT, level);
         }
     }
 
-    fn rtc(&self, vcpu: usize, offset: u64, width: Width, operation: Operation) -> u64 {
+    fn rtc(&self, here: Option<usize>, offset: u64, width: Width, operation: Operation) -> u64 {
         let mut rtc = self.rtc.lock();
         let now = self.clock.now();
-        let mut line = Line { gic: &self.gic, vcpu, intid: virt::RTC_INTERRUPT };
+        let mut line = Line { gic: &self.gic, here, intid: virt::RTC_INTERRUPT };
         match operation {
             Operation::Read => rtc.read(offset, width, now, &mut line),
             Operation::Write(value) => {
@@ -193,13 +195,13 @@ impl ByteSink for Wire {
 /// A shared interrupt of the guest.
 struct Line<'a> {
     gic: &'a GuestGic,
-    /// The vCPU of this CPU.
-    vcpu: usize,
+    /// The guest's vCPU that is loaded on this CPU.
+    here: Option<usize>,
     intid: u32,
 }
 
 impl InterruptLine for Line<'_> {
     fn set(&mut self, asserted: bool) {
-        self.gic.set_shared(self.vcpu, self.intid, asserted);
+        self.gic.set_shared(self.here, self.intid, asserted);
     }
 }

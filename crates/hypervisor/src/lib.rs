@@ -79,6 +79,7 @@ pub mod platform;
 pub mod pmu;
 pub mod power;
 pub mod registers;
+pub mod schedule;
 pub mod semihosting;
 pub mod serial;
 pub mod serial_port;

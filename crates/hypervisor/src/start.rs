@@ -3,8 +3,10 @@
 //!
 //! Invariant: either everything that the guest needs exists before its first instruction, or the guest is not started.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
+use spin::Once;
 use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
 use twofold_devices::vgic;
@@ -13,6 +15,8 @@ use twofold_stage2::{Geometry, Granule, Ipa, Platform, Run, Vmid};
 use twofold_vmm::config::{Config, ConfigError};
 use twofold_vmm::device_tree;
 use twofold_vmm::load::{Layout, LoadError};
+use twofold_vmm::power::Start;
+use twofold_vmm::scheduler::{DEFAULT_WEIGHT, Scheduler};
 
 use crate::board::Board;
 use crate::emulation::Devices;
@@ -24,9 +28,10 @@ use crate::gic::sources::{NoInterrupt, Sources};
 use crate::memory::Taken;
 use crate::platform::Counted;
 use crate::registers::Cpu;
+use crate::schedule::{self, Entity};
 use crate::survey::{self, SurveyError};
-use crate::vm::{self, Vm};
-use crate::{control, error, heap, log, panic, println, serial, shutdown, vcpu};
+use crate::vm::{self, Parts, Vm};
+use crate::{control, cpus, error, heap, log, panic, power, println, read_sysreg, serial, shutdown};
 
 /// Makes the guest and runs it. `bundle` is the boot loader's; `taken` is the rest of the memory.
 pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
@@ -34,15 +39,44 @@ pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
         Ok(config) => config,
         Err(error) => cannot_start(&error.into()),
     };
-    match make(board, &config, taken) {
-        Ok((vm, layout)) => {
-            let vm = vm.install();
-            panic::set_last_exits(vm::write_last_exits);
-            heap::mark();
-            vcpu::run(vm, 0, layout.kernel.raw(), layout.device_tree.raw())
-        }
+    match make(board, &config, taken).and_then(|made| begin(board, made)) {
+        Ok(loop_of_this_cpu) => loop_of_this_cpu(0),
         Err(error) => cannot_start(&error),
     }
+}
+
+/// All guests, before their first instruction.
+struct Made {
+    guests: Vec<Vm>,
+    scheduler: Scheduler,
+    /// How many CPUs run them.
+    cpus: usize,
+}
+
+/// Starts the CPUs. Returns what this one does from now on.
+fn begin(board: &'static Board, made: Made) -> Result<fn(usize) -> !, StartupError> {
+    let guests = vm::install(made.guests);
+    panic::set_last_exits(vm::write_last_exits);
+    let entities = guests.iter().flat_map(|vm| (0..vm.vcpus.len()).map(move |index| Entity::Vcpu(vm, index)));
+    schedule::begin(made.scheduler, entities.collect(), &board.cpus[..made.cpus]);
+    for vm in guests {
+        schedule::wake(vm.vcpus[0].entity);
+    }
+    BOARD.call_once(|| board);
+    for cpu in 1..made.cpus {
+        cpus::start(board, cpu, |_| run_guests(0)).map_err(SurveyError::from)?;
+    }
+    heap::mark();
+    Ok(run_guests)
+}
+
+static BOARD: Once<&'static Board> = Once::new();
+
+/// Runs guests on this CPU.
+fn run_guests(_: usize) -> ! {
+    let (Some(board), Some(vm)) = (BOARD.get(), vm::first()) else { power::park() };
+    let redistributor = vm::confine_this_cpu(board, vm.sources());
+    schedule::cpu::run(redistributor, *vm.sources(), vm.counts_instructions())
 }
 
 /// Why the guest cannot be started.
@@ -83,14 +117,6 @@ pub enum StartupError {
     /// The interrupt controller cannot be used.
     #[error(transparent)]
     Gic(#[from] Unusable),
-    /// There are fewer CPUs than vCPUs.
-    #[error("the guest wants {wanted} vCPUs, but this machine has {cpus} CPUs: each vCPU needs one")]
-    NoCpus {
-        /// The number of vCPUs.
-        wanted: u32,
-        /// The number of CPUs.
-        cpus: usize,
-    },
 }
 
 /// The only guest.
@@ -104,12 +130,10 @@ pub fn cannot_start(why: &StartupError) -> ! {
     shutdown::exit(exit::CANNOT_START)
 }
 
-fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm, Layout), StartupError> {
-    if config.cpus as usize > board.cpus.len() {
-        return Err(StartupError::NoCpus { wanted: config.cpus, cpus: board.cpus.len() });
-    }
+fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<Made, StartupError> {
+    let cpus = board.cpus.len().min(config.cpus as usize);
     let baselines = Baselines::read(config.policies)?;
-    let (mut features, guest_cpu) = survey::common_features(board, config.cpus as usize)?;
+    let (mut features, guest_cpu) = survey::common_features(board, cpus)?;
     features.forced_write_back &= !config.has(flags::NO_FORCED_WRITE_BACK);
     Observer::begin(board, config.cpus, &features, &taken)?;
     let mut frames = Frames::new(features);
@@ -122,7 +146,11 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
         return Err(StartupError::NoMemory { wanted: wanted >> 20, free: free >> 20 });
     }
     let sources = Sources::of(board, Cpu::read().has_physical_offset())?;
-    let devices = Devices::new(board, &board.cpus[..config.cpus as usize], &sources)?;
+    let mut scheduler = Scheduler::new(cpus, read_sysreg!(CNTFRQ_EL0) / 1000 * schedule::SLICE);
+    let group = scheduler.add_group(DEFAULT_WEIGHT);
+    let affinities: Vec<u64> = (0..u64::from(config.cpus)).map(affinity).collect();
+    let vcpus: Vec<_> = affinities.iter().map(|mpidr| (*mpidr, scheduler.add(group))).collect();
+    let devices = Devices::new(board, &vcpus, &sources)?;
     // SAFETY: the board is this machine's, and only the boot CPU runs, once, here.
     unsafe { physical::set_up(board, &sources)? };
     let layout = Layout::new(config)?;
@@ -136,7 +164,7 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
     let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
     baselines.apply(&mut memory);
-    let blob = device_tree::build(config, &layout, &board.cpus);
+    let blob = device_tree::build(config, &layout, &affinities);
     layout.load(config, &blob, &memory)?;
     log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);
     if let Some(test) = config.test {
@@ -144,9 +172,25 @@ fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<(Vm,
     }
     log!("{geometry:?} {features:?}");
     serial::start_receiving();
-    let (cpus, flags) = (config.cpus as usize, config.flags);
-    let vm = Vm::new(board, (sources, devices), (memory, ram, test), guest_cpu, cpus, flags, vcpu::run);
-    Ok((vm, layout))
+    let boot = Start { entry: layout.kernel.raw(), argument: layout.device_tree.raw() };
+    let waits_trap = vcpus.len() > cpus;
+    let vm = Vm::new(Parts {
+        name: String::new(),
+        memory: (memory, ram, test),
+        sources,
+        devices,
+        guest_cpu,
+        vcpus,
+        boot,
+        flags: config.flags,
+        waits_trap,
+    });
+    Ok(Made { guests: Vec::from([vm]), scheduler, cpus })
+}
+
+/// The affinity of a vCPU, as on QEMU's `virt`: 16 in a cluster, which is as many as an SGI reaches at once.
+fn affinity(vcpu: u64) -> u64 {
+    (vcpu / 16) << 8 | vcpu % 16
 }
 
 /// The smallest IPA space that holds the guest's RAM, unless the bundle sets it. Up to 34 bits a walk has two levels.

@@ -4,6 +4,8 @@
 //! Each vCPU has its own counters and is their only writer, so counting is a load and a store. The keys of the report
 //! are those of [`twofold_abi::control`].
 
+use alloc::string::String;
+use alloc::vec::Vec;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -49,6 +51,8 @@ pub enum Purpose {
     Uart,
     /// An access to the clock.
     Rtc,
+    /// The end of a vCPU's turn, and the beginning of the next one.
+    Switch,
 }
 
 /// The syndrome under which an exit because of a physical interrupt is counted: hardware gives it none, and this class is
@@ -57,7 +61,7 @@ pub const INTERRUPT: u64 = 0x3f << 26;
 
 const CLASSES: usize = 64;
 /// The classes, then the purposes.
-const PURPOSES: usize = CLASSES + 9;
+const PURPOSES: usize = CLASSES + 10;
 const LAST: usize = 8;
 
 impl Purpose {
@@ -70,6 +74,7 @@ impl Purpose {
                 Self::Gic => 6,
                 Self::Uart => 7,
                 Self::Rtc => 8,
+                Self::Switch => 9,
             }
     }
 }
@@ -210,12 +215,36 @@ pub fn for_each_event<'a>(
     engine.for_each(each);
 }
 
-/// Writes the figures of all vCPUs to the control channel.
-pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Counts, engine: &InstructionCounts) {
-    for_each_event(vcpus.clone(), memory, engine, stat);
+/// The figures of one guest.
+pub struct Figures<'a> {
+    /// Those of its vCPUs.
+    pub vcpus: Vec<&'a Stats>,
+    /// Those of its memory.
+    pub memory: Counts,
+    /// Those of the engine.
+    pub engine: &'a InstructionCounts,
+}
+
+/// Writes the figures of all guests together to the control channel.
+pub fn report(guests: &[Figures<'_>]) {
+    let mut events: Vec<(String, u64)> = Vec::new();
+    for (number, guest) in guests.iter().enumerate() {
+        let mut place = 0;
+        for_each_event(guest.vcpus.iter().copied(), &guest.memory, guest.engine, |group, name, value| {
+            match events.get_mut(place) {
+                Some((_, sum)) if number != 0 => *sum += value,
+                _ => events.push((alloc::format!("{group}.{name}"), value)),
+            }
+            place += 1;
+        });
+    }
+    for (name, value) in events {
+        control::line(twofold_abi::control::STAT, format_args!("{name} {value}"));
+    }
+    let vcpus = guests.iter().flat_map(|guest| guest.vcpus.iter().copied());
     let sum = |of: &dyn Fn(&Stats) -> u64| vcpus.clone().map(of).sum::<u64>();
     for (level, name) in LEAVES {
-        stat("first_touches", name, memory.first_touches[level]);
+        stat("first_touches", name, guests.iter().map(|guest| guest.memory.first_touches[level]).sum());
     }
     stat("heap", "grown", heap::grown());
     for_each_class(|name, of| stat("exits", name, of.map(|class| sum(&|s| get(&s.exits[class]))).sum()));
@@ -243,6 +272,7 @@ pub fn report<'a>(vcpus: impl Iterator<Item = &'a Stats> + Clone, memory: &Count
         for (purpose, name) in DEVICES {
             stat("el2_instructions", name, spent(purpose));
         }
+        stat("el2_instructions", "vcpu_switch", spent(Purpose::Switch));
     }
 }
 

@@ -5,8 +5,8 @@
 //! list register. The physical counter and timer have the same offset by CNTPOFF_EL2 where the CPU has that. Elsewhere
 //! they trap (CNTHCTL_EL2), and this module emulates them with EL2's timer.
 //!
-//! Invariant: while a vCPU runs, EL2's timer is on if and only if its emulated timer, or the alarm of the guest's clock
-//! that it has set, is yet to fire.
+//! Invariant: while a CPU runs a vCPU or waits, its EL2 timer is on if and only if something is yet to come there: the end
+//! of the slice, the vCPU's emulated timer, or a [deadline](crate::schedule::deadlines).
 
 use crate::registers::access::Access;
 use crate::{read_sysreg, write_sysreg};
@@ -70,13 +70,7 @@ impl PhysicalTimer {
     /// What is to be done at the guest's time `now`.
     #[must_use]
     pub fn due(&self, now: u64) -> Due {
-        if self.control & (ENABLE | MASK) != ENABLE {
-            Due::Never
-        } else if now >= self.compare {
-            Due::Now
-        } else {
-            Due::At(self.compare)
-        }
+        due(self.control, self.compare, now)
     }
 
     fn read(&self, register: Register, now: u64) -> u64 {
@@ -99,6 +93,18 @@ impl PhysicalTimer {
             Register::Control => self.control = value & (ENABLE | MASK),
         }
         Some(true)
+    }
+}
+
+/// What is to be done at the guest's time `now` for a timer with this control and compare value.
+#[must_use]
+pub fn due(control: u64, compare: u64, now: u64) -> Due {
+    if control & (ENABLE | MASK) != ENABLE {
+        Due::Never
+    } else if now >= compare {
+        Due::Now
+    } else {
+        Due::At(compare)
     }
 }
 

@@ -1,44 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The one virtual machine: the state that its vCPUs share, and its end.
+//! A virtual machine: the state that its vCPUs share, and its end.
 //!
-//! Locking: there is no lock around the guest's memory, which locks internally. Each CPU handles its vCPU's faults in
-//! parallel with the others, and holds no lock when it enters the guest. The devices have locks of their own
-//! ([`emulation`](crate::emulation)).
+//! # Locking
+//!
+//! There is no lock around the guest's memory, which locks internally. Each CPU handles its vCPU's faults in parallel with
+//! the others, and holds no lock but that vCPU's when it enters the guest. The devices have locks of their own
+//! ([`emulation`](crate::emulation)), and so have the power states, which are locked for one call of the guest.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use smccc::psci::AffinityState;
-use spin::{Mutex, Once};
+use spin::{Mutex, MutexGuard, Once};
 use twofold_abi::{bundle, exit};
 use twofold_memory::{GuestMemory, SlotId};
-use twofold_stage2::{Features, Ipa};
+use twofold_stage2::Features;
 use twofold_vmm::agreement;
 use twofold_vmm::claim::Claim;
-use twofold_vmm::psci::{self, NotStarted};
+use twofold_vmm::power::{Power, Start};
 use twofold_vmm::refusals::Refusals;
+use twofold_vmm::scheduler::EntityId;
 
 use crate::board::Board;
-use crate::cpus::{self, StartError};
 use crate::emulation::Devices;
 use crate::experiment::vendor::VendorCalls;
 use crate::experiment::{EnginePlatform, ExitObserver, ObservedGuest, Observer};
-use crate::gic::physical;
+use crate::gic::physical::{self, OwnRedistributor};
 use crate::gic::sources::Sources;
 use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::registers::{self, Confinement};
-use crate::stats::{self, Stats};
-use crate::{control, platform, power, shutdown, timer};
+use crate::schedule::deadlines::Due;
+use crate::stats::{self, Figures, Stats};
+use crate::switch::{LastVcpu, Seat};
+use crate::vcpu::Vcpu;
+use crate::{control, cpus, platform, power, shutdown, timer};
 
 /// The virtual machine.
 pub struct Vm {
-    board: &'static Board,
+    name: String,
     memory: GuestMemory<EnginePlatform>,
     /// The slot of the guest's RAM.
     ram: SlotId,
     /// The slots of the guest's test memory, if it has any.
     test: Vec<SlotId>,
     hcr: u64,
+    /// The vCPU that ran last on each CPU.
+    last: LastVcpu,
     /// The ID registers that the guest sees.
     guest_cpu: GuestCpu,
     /// How far the guest's counters are behind the machine's.
@@ -47,28 +55,46 @@ pub struct Vm {
     sources: Sources,
     /// What the guest has beside its memory.
     devices: Devices,
+    power: Mutex<Power>,
     flags: u32,
-    run: RunVcpu,
     /// The calls by which the guest measures itself; `None` if its bundle does not allow them.
     vendor: Option<VendorCalls>,
     refusals: Refusals,
     /// Taken by the CPU that ends the guest.
     end: Claim,
-    /// The vCPUs, in the order of the machine's CPUs.
     pub(crate) vcpus: Vec<VcpuSlot>,
 }
 
-/// Runs a vCPU on the calling CPU: its number, entry and argument.
-pub type RunVcpu = fn(&'static Vm, usize, u64, u64) -> !;
-
-/// The state of a vCPU that other CPUs use.
+/// A vCPU, and what other CPUs need of it.
 pub(crate) struct VcpuSlot {
-    pub(crate) mpidr: u64,
-    /// Taken while the vCPU is on.
-    on: Claim,
+    /// As in MPIDR_EL1.
+    mpidr: u64,
+    pub(crate) entity: EntityId,
     pub(crate) stats: Stats,
-    /// The vCPU's entry and argument at its start.
-    start: Mutex<(u64, u64)>,
+    /// Locked by the CPU that runs the vCPU.
+    pub(crate) state: Mutex<Vcpu>,
+}
+
+/// What a virtual machine is made of.
+pub struct Parts {
+    /// The guest's name.
+    pub name: String,
+    /// The memory, with the slots of RAM and of test memory.
+    pub memory: (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
+    /// The machine's interrupts.
+    pub sources: Sources,
+    /// The devices.
+    pub devices: Devices,
+    /// The ID registers that the guest sees.
+    pub guest_cpu: GuestCpu,
+    /// The vCPUs: their affinities, as in MPIDR_EL1, and what the scheduler calls them.
+    pub vcpus: Vec<(u64, EntityId)>,
+    /// Where the first vCPU begins.
+    pub boot: Start,
+    /// The bundle's flags.
+    pub flags: u32,
+    /// Whether WFI and WFE give up the CPU, because there are more vCPUs than CPUs.
+    pub waits_trap: bool,
 }
 
 /// How a guest ended.
@@ -80,56 +106,88 @@ pub enum End {
     Reset,
 }
 
-static VM: Once<Vm> = Once::new();
+/// The guests of the image, and how many of them have not ended.
+static GUESTS: Once<(Vec<Vm>, AtomicUsize)> = Once::new();
+
+/// Makes these the guests of the image.
+pub fn install(guests: Vec<Vm>) -> &'static [Vm] {
+    let count = AtomicUsize::new(guests.len());
+    &GUESTS.call_once(|| (guests, count)).0
+}
+
+/// The guests; empty before [`install`].
+pub(crate) fn all() -> &'static [Vm] {
+    GUESTS.get().map_or(&[], |(guests, _)| guests)
+}
+
+/// The guest that has the machine's UART.
+pub(crate) fn first() -> Option<&'static Vm> {
+    all().first()
+}
 
 /// Writes the last exits of each vCPU, for a panic report.
 pub fn write_last_exits(out: &mut dyn Write) {
-    for (index, vcpu) in VM.get().into_iter().flat_map(|vm| &vm.vcpus).enumerate() {
+    for (index, vcpu) in all().iter().flat_map(|vm| &vm.vcpus).enumerate() {
         vcpu.stats.write_last(index, out);
     }
 }
 
+/// Sets this CPU and its interrupts up so that a guest on it reaches only its own virtual machine.
+pub(crate) fn confine_this_cpu(board: &Board, sources: &Sources) -> OwnRedistributor {
+    let (cpu, features, ids) = (cpus::current(), platform::features(), IdValues::read());
+    for vm in all() {
+        let stage2 = vm.memory.stage2();
+        let checked = agreement::check(cpu, stage2.features(), &features);
+        if let Err(unfit) = checked.and_then(|()| vm.guest_cpu.check_cpu(cpu, &ids)) {
+            vm.fail(format_args!("{unfit}"));
+        }
+        let (hcr, counter_offset) = (vm.hcr, vm.counter_offset);
+        let guest = Confinement { hcr, vtcr: stage2.vtcr(), vttbr: stage2.vttbr(), counter_offset };
+        // SAFETY: a CPU calls this before it enters its first vCPU; this value of HCR_EL2 does not change EL2.
+        unsafe { registers::set_for(&guest) };
+        // A CPU that was off received no invalidation, and may hold TLB entries of firmware under this VMID.
+        stage2.invalidate_all();
+    }
+    let mpidr = board.cpus.get(cpu).copied().unwrap_or(0);
+    // SAFETY: this CPU has this affinity, and the start of the image has set the distributor up.
+    match unsafe { physical::set_up_this_cpu(board, mpidr, sources) } {
+        Ok(redistributor) => redistributor,
+        Err(error) => fail(format_args!("{error}")),
+    }
+}
+
 impl Vm {
-    /// A virtual machine with `cpus` vCPUs, of which only the first is on, with the slots of its RAM and of its test
-    /// memory. `flags` are the bundle's. Its counters begin now.
-    pub fn new(
-        board: &'static Board,
-        (sources, devices): (Sources, Devices),
-        (memory, ram, test): (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
-        guest_cpu: GuestCpu,
-        cpus: usize,
-        flags: u32,
-        run: RunVcpu,
-    ) -> Self {
-        let vcpus = board.cpus.iter().take(cpus).enumerate().map(|(index, mpidr)| VcpuSlot {
+    /// A virtual machine whose vCPUs are off, except the first one, which begins when it is woken. Its counters begin now.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        let Parts { name, memory: (memory, ram, test), sources, devices, guest_cpu, vcpus, boot, flags, waits_trap } = parts;
+        let affinities = vcpus.iter().map(|(mpidr, _)| mpidr & AFFINITY);
+        let power = Mutex::new(Power::new(affinities, boot));
+        let slot = |(index, (mpidr, entity)): (usize, &(u64, EntityId))| VcpuSlot {
             mpidr: *mpidr,
-            on: Claim::new(index == 0),
+            entity: *entity,
             stats: Stats::default(),
-            start: Mutex::new((0, 0)),
-        });
-        let hcr = hcr(memory.stage2().features());
+            state: Mutex::new(Vcpu::new(index)),
+        };
+        let vcpus = vcpus.iter().enumerate().map(slot).collect();
         Self {
-            board,
-            hcr,
+            name,
+            hcr: hcr(memory.stage2().features()) | if waits_trap { WAITS } else { 0 },
+            last: LastVcpu::default(),
             guest_cpu,
             counter_offset: timer::machine_time(),
             sources,
             devices,
+            power,
             flags,
-            run,
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
             refusals: Refusals::default(),
             end: Claim::new(false),
-            vcpus: vcpus.collect(),
+            vcpus,
             ram,
             test,
             memory,
         }
-    }
-
-    /// Makes this the virtual machine of the image.
-    pub fn install(self) -> &'static Self {
-        VM.call_once(|| self)
     }
 
     /// The guest's memory.
@@ -157,44 +215,40 @@ impl Vm {
         self.counter_offset
     }
 
-    /// Sets this CPU up so that a guest on it reaches only this virtual machine, and vCPU `index` runs on it. Out of line:
-    /// inlined into the loop of a vCPU, it made the compiler keep the fault path in pieces.
-    #[inline(never)]
-    pub(crate) fn confine_this_cpu(&self, index: usize) {
+    /// What vCPU `index` has at EL2.
+    #[inline(always)]
+    pub(crate) fn seat(&self, index: usize) -> Seat<'_> {
         let stage2 = self.memory.stage2();
-        let (cpu, features, ids) = (cpus::current(), platform::features(), IdValues::read());
-        let checked = agreement::check(cpu, stage2.features(), &features);
-        if let Err(unfit) = checked.and_then(|()| self.guest_cpu.check_cpu(cpu, &ids)) {
-            self.fail(format_args!("{unfit}"));
-        }
-        let guest = Confinement {
+        Seat {
             hcr: self.hcr,
             vtcr: stage2.vtcr(),
             vttbr: stage2.vttbr(),
+            vmpidr: RES1 | self.vcpus[index].mpidr,
             counter_offset: self.counter_offset,
-        };
-        // SAFETY: a CPU calls this before it enters its first vCPU; this value of HCR_EL2 does not change EL2.
-        unsafe { registers::set_for(&guest) };
-        Observer::tables_loaded(stage2.vttbr());
-        // A CPU that was off received no invalidation, and may hold TLB entries of firmware or of its last vCPU under
-        // this VMID.
-        stage2.invalidate_all();
-        self.take_interrupts(index);
+            vcpu: index as u32,
+            last: &self.last,
+        }
     }
 
-    /// Sets up this CPU's interrupts, those of the machine and those of vCPU `index`.
-    fn take_interrupts(&self, index: usize) {
-        let mpidr = self.vcpus[index].mpidr;
-        // SAFETY: this CPU has this affinity, and the start of the image has set the distributor up.
-        let mut done = unsafe { physical::set_up_this_cpu(self.board, mpidr, &self.sources) };
-        let active = self.devices.gic.start(index);
-        if active != 0 && done.is_ok() {
-            // SAFETY: as above.
-            done = unsafe { physical::activate_here(self.board, mpidr, active) };
-        }
-        if let Err(error) = done {
-            self.fail(format_args!("{error}"));
-        }
+    /// The power states of the vCPUs.
+    pub(crate) fn power(&self) -> MutexGuard<'_, Power> {
+        self.power.lock()
+    }
+
+    /// What stands for the alarm of the guest's clock.
+    pub(crate) fn alarm(&self) -> Due {
+        Due::Alarm(self.vcpus[0].entity.index())
+    }
+
+    /// Whether the vCPUs have a source of random numbers.
+    pub(crate) fn has_random(&self) -> bool {
+        self.guest_cpu.has_random()
+    }
+
+    /// Whether the guest has ended: none of its vCPUs may run.
+    #[inline(always)]
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.end.is_taken()
     }
 
     pub(crate) fn counts_instructions(&self) -> bool {
@@ -215,85 +269,81 @@ impl Vm {
         self.flags & bundle::flags::TEST_PANIC != 0
     }
 
-    /// Starts vCPU `index` on its CPU. The caller must hold the vCPU's claim.
-    fn start_vcpu(&'static self, index: usize, entry: u64, argument: u64) -> Result<(), StartError> {
-        *self.vcpus[index].start.lock() = (entry, argument);
-        cpus::start(self.board, index, |index| {
-            let vm = VM.get().expect("only a running virtual machine starts vCPUs");
-            let (entry, argument) = *vm.vcpus[index].start.lock();
-            (vm.run)(vm, index, entry, argument)
-        })
+    /// The guest has ended itself. Its vCPUs stop. If it was the last guest, this reports, and exits.
+    pub(crate) fn end(&self, end: End) {
+        if !self.end.take() {
+            return;
+        }
+        self.report();
+        self.last_words(match end {
+            End::PowerOff => ("power-off", exit::POWER_OFF),
+            End::Reset => ("reset", exit::RESET),
+        });
     }
 
-    /// Ends the guest: reports, and exits. Other vCPUs may run until then; their last exits may be missing from the
-    /// figures.
-    pub(crate) fn end(&self, end: End) -> ! {
-        self.claim_the_end();
+    /// The guest cannot continue, for a reason that is not a defect of EL2. Its vCPUs stop; if it was the last guest, the
+    /// image ends.
+    pub(crate) fn stop_for(&self, why: fmt::Arguments) {
+        if !self.end.take() {
+            return;
+        }
+        control::error(format_args!("the guest{} cannot go on: {why}", self.called()));
+        self.last_words(("error", exit::CANNOT_START));
+    }
+
+    /// Neither this guest nor another one can continue.
+    pub(crate) fn fail(&self, why: fmt::Arguments) -> ! {
+        fail(why)
+    }
+
+    fn report(&self) {
         if let Some(vendor) = &self.vendor {
             vendor.report(self);
         }
         self.refusals.report(control::log);
-        let engine = self.memory.stage2().platform().counts();
-        stats::report(self.vcpus.iter().map(|vcpu| &vcpu.stats), &self.memory.counts(), engine);
-        let (how, status) = match end {
-            End::PowerOff => ("power-off", exit::POWER_OFF),
-            End::Reset => ("reset", exit::RESET),
-        };
+    }
+
+    /// This guest has ended: the others go on, or the image ends.
+    fn last_words(&self, (how, status): (&str, i32)) {
+        self.devices.gic.kick_all();
+        let left = GUESTS.get().map_or(1, |(_, left)| left.fetch_sub(1, Ordering::AcqRel));
+        if left > 1 {
+            return control::log(format_args!("guest{}: {how}", self.called()));
+        }
+        let figures = all().iter().map(|vm| Figures {
+            vcpus: vm.vcpus.iter().map(|vcpu| &vcpu.stats).collect(),
+            memory: vm.memory.counts(),
+            engine: vm.memory.stage2().platform().counts(),
+        });
+        stats::report(&figures.collect::<Vec<_>>());
         control::end(how);
         shutdown::exit(status)
     }
 
-    /// The guest cannot continue, for a reason that is not a defect of EL2.
-    pub(crate) fn fail(&self, why: fmt::Arguments) -> ! {
-        self.claim_the_end();
-        control::error(format_args!("the guest cannot go on: {why}"));
-        control::end("error");
-        shutdown::exit(exit::CANNOT_START)
-    }
-
-    /// One CPU ends the guest. Any other CPU that gets here later stops, so each figure is reported once.
-    fn claim_the_end(&self) {
-        if !self.end.take() {
-            power::park();
-        }
+    /// Its name, if there are several.
+    fn called(&self) -> impl fmt::Display {
+        let name = if all().len() > 1 { self.name.as_str() } else { "" };
+        fmt::from_fn(move |f| if name.is_empty() { Ok(()) } else { write!(f, " {name:?}") })
     }
 }
 
-/// The CPU that takes a vCPU's claim switches it on.
-impl psci::Vcpus for &'static Vm {
-    type Why = StartError;
-
-    fn find(&self, mpidr: u64) -> Option<usize> {
-        self.vcpus.iter().position(|vcpu| vcpu.mpidr == mpidr)
+/// No guest can continue. One CPU says why, and ends the image.
+fn fail(why: fmt::Arguments) -> ! {
+    static END: AtomicBool = AtomicBool::new(false);
+    if END.swap(true, Ordering::AcqRel) {
+        power::park();
     }
-
-    fn is_ram(&self, address: u64) -> bool {
-        // Only RAM can be read.
-        self.memory.read(Ipa::new(address), &mut [0]).is_ok()
-    }
-
-    fn try_on(&self, index: usize) -> bool {
-        self.vcpus[index].on.take()
-    }
-
-    fn set_off(&self, index: usize) {
-        self.vcpus[index].on.give_back();
-    }
-
-    fn start(&self, index: usize, entry: u64, argument: u64) -> Result<(), NotStarted<StartError>> {
-        Ok(self.start_vcpu(index, entry, argument)?)
-    }
-
-    fn is_off(&self, index: usize) -> bool {
-        // A vCPU is off only when its CPU is off: until then it cannot be switched on again.
-        let vcpu = &self.vcpus[index];
-        !vcpu.on.is_taken() && power::affinity_info(vcpu.mpidr) == Ok(AffinityState::Off)
-    }
-
-    fn refused(&self, why: fmt::Arguments) {
-        Vm::refused(self, why);
-    }
+    control::error(format_args!("the guest cannot go on: {why}"));
+    control::end("error");
+    shutdown::exit(exit::CANNOT_START)
 }
+
+/// The affinity fields of MPIDR_EL1.
+const AFFINITY: u64 = 0xff_00ff_ffff;
+/// Bit 31 of MPIDR_EL1.
+const RES1: u64 = 1 << 31;
+/// HCR_EL2.TWI and TWE.
+const WAITS: u64 = 1 << 13 | 1 << 14;
 
 impl ObservedGuest for Vm {
     fn memory(&self) -> &GuestMemory<EnginePlatform> {
@@ -317,7 +367,9 @@ impl ObservedGuest for Vm {
     }
 
     fn power_off(&self) -> ! {
-        self.end(End::PowerOff)
+        // An experiment has one guest, so the image ends here.
+        self.end(End::PowerOff);
+        power::park()
     }
 
     fn fail(&self, why: fmt::Arguments) -> ! {

@@ -25,6 +25,8 @@ pub struct Boot<'a> {
     pub guest: GuestSettings,
     /// CPU model.
     pub cpu: &'a str,
+    /// The machine's CPUs; `None`: as many as the guest has vCPUs.
+    pub host_cpus: Option<u32>,
     /// Whether the run is deterministic.
     pub deterministic: bool,
     /// Whether the guest was asked to check itself.
@@ -65,7 +67,7 @@ impl Boot<'_> {
             spare_memory: self.image.spare_memory(&self.guest),
             append: self.image.argument()?,
             cpu: self.cpu.to_owned(),
-            cpus: self.guest.cpus,
+            cpus: self.host_cpus.unwrap_or(self.guest.cpus),
             deterministic: self.deterministic,
         };
         let launch = Launch {

@@ -76,6 +76,7 @@ impl Hostile {
             label: "hostile",
             guest,
             cpu,
+            host_cpus: None,
             deterministic: false,
             checked: false,
             // The limit against hangs. The guest itself limits the time that a vCPU may take without progress.

@@ -11,38 +11,67 @@
 //! A vCPU whose interrupts change while it is loaded on another CPU is *kicked*:
 //!
 //! * C1: the CPU that changes the model takes the lock, changes it, and releases the lock.
-//! * C2: it sends the SGI [`KICK`](super::sources::KICK) to the vCPU's CPU, after a barrier (`DSB ISHST`).
+//! * C2: if a CPU has the vCPU loaded, it sends that CPU the SGI [`KICK`](super::sources::KICK), after a barrier
+//!   (`DSB ISHST`).
+//! * C3: otherwise it [wakes](schedule::wake) the vCPU.
 //! * V1: the vCPU's CPU leaves the guest because of the SGI, and acknowledges it.
 //! * V2: it takes the lock, and [synchronizes](GuestGic::synchronize) its list registers with the model.
 //! * V3: it deactivates the SGI, and enters the guest.
+//! * L: a CPU that loads the vCPU notes its number under the lock, and fills the list registers in the same step.
+//! * U: a CPU that unloads it drains the list registers, looks for an interrupt that is signalled, and notes that no CPU
+//!   has it, in one step under the lock. The scheduler's steps B2 and B3 follow.
 //!
 //! No wake-up is lost. If C2 comes before V1, then C1 came before V2, and V2 sees the change. If C2 comes after V1, the
 //! SGI becomes pending a second time. It stays so until V3 has deactivated the first one, because EL2 is masked; then it
 //! is an exit right after the entry, and V1 again. A CPU that is at EL2 for another reason takes the SGI in the same
-//! way. A vCPU that waits in WFI is in the guest, and the SGI ends the wait.
+//! way. A vCPU that waits in WFI without an exit is in the guest, and the SGI ends the wait.
 //!
-//! A kick to a vCPU that is being switched off may reach a CPU that is off. The vCPU drains its list registers into the
-//! model before, and reads the model when it is switched on again.
+//! C2 and C3 read where the vCPU is after C1. If C1 came before U, then U sees the change, whatever C2 did: the SGI is one
+//! too many. If C1 came after U and before the next L, that L sees the change, and if the vCPU is blocked until then, C3
+//! reads that no CPU has it, and wakes it. If an L came between C1 and C3, the SGI is one too many again.
 
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use spin::Mutex;
 use twofold_abi::virt;
 use twofold_devices::Width;
-use twofold_devices::vgic::{Config, ConfigError, Effects, Frame, Here, Intid, Read, Retry, SgiRegister, VcpuId, Vgic};
+use twofold_devices::vgic::{
+    Config, ConfigError, Effects, Frame, Here, Intid, Read, Retry, SgiRegister, StateError, VcpuId, Vgic,
+};
+use twofold_vmm::scheduler::EntityId;
 
 use super::interface::ThisCpu;
 use super::physical;
 use super::sources::Sources;
 use crate::mmio::Operation;
-use crate::read_sysreg;
+use crate::{read_sysreg, schedule};
 
 /// A guest's interrupt controller.
 pub struct GuestGic {
     model: Mutex<Vgic>,
-    /// MPIDR of each vCPU's CPU.
-    cpus: Vec<u64>,
+    /// Where each vCPU is.
+    vcpus: Vec<Vcpu>,
     sources: Sources,
+}
+
+/// A vCPU, as far as it is kicked.
+struct Vcpu {
+    /// The number of the CPU that has it loaded, or [`NOWHERE`]. It changes under the model's lock.
+    cpu: AtomicU32,
+    entity: EntityId,
+}
+
+/// No CPU has the vCPU loaded.
+const NOWHERE: u32 = u32::MAX;
+
+/// The level of a timer's line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimerLines {
+    /// The virtual timer's.
+    pub virtual_timer: bool,
+    /// The physical timer's.
+    pub physical_timer: bool,
 }
 
 /// A read that waits for the list registers of other CPUs. The guest repeats the access meanwhile, and takes its
@@ -62,41 +91,87 @@ const PHYSICAL_TIMER: Intid = ppi(virt::PHYSICAL_TIMER_INTERRUPT);
 const SPIS: u32 = 224;
 
 impl GuestGic {
-    /// The controller of a guest whose vCPUs run on CPUs with these affinities.
+    /// The controller of a guest with these vCPUs: their affinities, as in MPIDR_EL1, and what the scheduler calls them.
     ///
     /// # Errors
     ///
     /// [`ConfigError`].
-    pub fn new(cpus: &[u64], sources: &Sources) -> Result<Self, ConfigError> {
+    pub fn new(vcpus: &[(u64, EntityId)], sources: &Sources) -> Result<Self, ConfigError> {
         let affinities: Vec<u32> =
-            cpus.iter().map(|mpidr| (mpidr >> 8 & 0xff00_0000 | mpidr & 0xff_ffff) as u32).collect();
+            vcpus.iter().map(|(mpidr, _)| (mpidr >> 8 & 0xff00_0000 | mpidr & 0xff_ffff) as u32).collect();
         let linked = [(VIRTUAL_TIMER, sources.virtual_timer as u16), (PHYSICAL_TIMER, sources.physical_timer as u16)];
         let linked = if sources.physical_timer_is_linked { &linked[..] } else { &linked[..1] };
         let model = Vgic::new(&Config { spis: SPIS, affinities: &affinities, linked })?;
-        Ok(Self { model: Mutex::new(model), cpus: cpus.to_vec(), sources: *sources })
+        let vcpus = vcpus.iter().map(|(_, entity)| Vcpu { cpu: AtomicU32::new(NOWHERE), entity: *entity });
+        Ok(Self { model: Mutex::new(model), vcpus: vcpus.collect(), sources: *sources })
     }
 
-    /// vCPU `vcpu` starts on this CPU. Returns the machine's interrupts that are active for it, a bit for each INTID.
-    pub fn start(&self, vcpu: usize) -> u32 {
-        ThisCpu.clear();
-        let Some(vcpu) = id(vcpu) else { return 0 };
+    /// vCPU `vcpu` is loaded on this CPU, with its timers' lines at these levels. Returns the machine's interrupts that
+    /// are active for it, a bit for each INTID.
+    #[inline(never)]
+    pub fn load(&self, vcpu: usize, cpu: usize, lines: TimerLines) -> u32 {
+        let (Some(id), Some(place)) = (id(vcpu), self.vcpus.get(vcpu)) else { return 0 };
         let mut model = self.model.lock();
-        model.reset_interface(vcpu);
-        let held = model.load(vcpu, &mut ThisCpu);
+        place.cpu.store(cpu as u32, Ordering::Relaxed);
+        for (timer, level) in lines.each() {
+            // The only effects are this vCPU's: `load` puts its new work into the list registers, and returns what is active.
+            let _ = model.set_ppi(id, timer, level, &mut Here::without_vcpu());
+        }
+        let held = model.load(id, &mut ThisCpu);
+        drop(model);
         self.physical(held).fold(0, |active, intid| active | 1_u32.checked_shl(intid).unwrap_or(0))
     }
 
-    /// vCPU `vcpu`, which runs on this CPU, is switched off.
-    pub fn stop(&self, vcpu: usize) {
-        let Some(vcpu) = id(vcpu) else { return };
+    /// vCPU `vcpu`, which is loaded on this CPU, leaves it. Returns whether an interrupt is signalled to it.
+    #[inline(never)]
+    pub fn unload(&self, vcpu: usize, lines: TimerLines) -> bool {
+        let (Some(id), Some(place)) = (id(vcpu), self.vcpus.get(vcpu)) else { return false };
         let mut model = self.model.lock();
-        let mut effects = model.unload(vcpu, &mut ThisCpu);
-        // Its timers are off when it starts again.
-        for timer in [VIRTUAL_TIMER, PHYSICAL_TIMER] {
-            effects = effects.and(model.set_ppi(vcpu, timer, false, &mut Here::without_vcpu()));
+        let held = model.held(id);
+        let mut effects = model.unload(id, &mut ThisCpu);
+        for (timer, level) in lines.each() {
+            effects = effects.and(model.set_ppi(id, timer, level, &mut Here::without_vcpu()));
         }
+        let is_signalled = model.has_deliverable(id, &Here::without_vcpu());
+        place.cpu.store(NOWHERE, Ordering::Relaxed);
         drop(model);
+        // The next vCPU of this CPU has timers of its own, behind the same interrupts of the machine.
+        effects.deactivate |= held;
+        // Its own new work is in the answer.
+        effects.kick.remove(id);
         self.complete(effects);
+        is_signalled
+    }
+
+    /// The interface of vCPU `vcpu`, which is not loaded, starts anew.
+    pub fn reset_interface(&self, vcpu: usize) {
+        if let Some(id) = id(vcpu) {
+            self.model.lock().reset_interface(id);
+        }
+    }
+
+    /// The guest starts anew. No vCPU is loaded.
+    ///
+    /// # Errors
+    ///
+    /// A vCPU is loaded.
+    pub fn reset(&self) -> Result<(), StateError> {
+        self.model.lock().reset()
+    }
+
+    /// Makes the CPUs that have a vCPU loaded leave the guest.
+    pub fn kick_all(&self) {
+        for place in &self.vcpus {
+            if let Some(cpu) = place.loaded() {
+                schedule::interrupt(cpu);
+            }
+        }
+    }
+
+    /// Whether a CPU has a vCPU loaded.
+    pub fn any_loaded(&self) -> bool {
+        let _model = self.model.lock();
+        self.vcpus.iter().any(|place| place.loaded().is_some())
     }
 
     /// An access of `vcpu`, which runs on this CPU. Returns `None` if a load has to be tried again.
@@ -136,10 +211,15 @@ impl GuestGic {
         }
     }
 
-    /// Sets the line of a shared interrupt. `vcpu` runs on this CPU.
-    pub fn set_shared(&self, vcpu: usize, intid: u32, level: bool) {
-        if let Some(intid) = Intid::new(intid) {
-            self.change(vcpu, |model, here| model.set_spi(intid, level, here));
+    /// Sets the line of a shared interrupt. `here` is the vCPU of this guest that is loaded on this CPU, if one is.
+    pub fn set_shared(&self, here: Option<usize>, intid: u32, level: bool) {
+        let Some(intid) = Intid::new(intid) else { return };
+        match here {
+            Some(vcpu) => self.change(vcpu, |model, here| model.set_spi(intid, level, here)),
+            None => {
+                let effects = self.model.lock().set_spi(intid, level, &mut Here::without_vcpu());
+                self.complete(effects);
+            }
         }
     }
 
@@ -207,9 +287,12 @@ impl GuestGic {
         effects.kick.iter().for_each(|vcpu| self.kick(vcpu));
     }
 
+    /// C2, or C3.
     fn kick(&self, vcpu: VcpuId) {
-        if let Some(mpidr) = self.cpus.get(vcpu.index()) {
-            physical::kick(*mpidr);
+        let Some(place) = self.vcpus.get(vcpu.index()) else { return };
+        match place.loaded() {
+            Some(cpu) => schedule::interrupt(cpu),
+            None => schedule::wake(place.entity),
         }
     }
 
@@ -226,6 +309,20 @@ impl GuestGic {
     fn physical(&self, linked: u32) -> impl Iterator<Item = u32> {
         let of = |intid: Intid, physical| (linked >> intid.raw() & 1 == 1).then_some(physical);
         of(VIRTUAL_TIMER, self.sources.virtual_timer).into_iter().chain(of(PHYSICAL_TIMER, self.sources.physical_timer))
+    }
+}
+
+impl TimerLines {
+    fn each(self) -> [(Intid, bool); 2] {
+        [(VIRTUAL_TIMER, self.virtual_timer), (PHYSICAL_TIMER, self.physical_timer)]
+    }
+}
+
+impl Vcpu {
+    /// The CPU that has it loaded.
+    fn loaded(&self) -> Option<usize> {
+        let cpu = self.cpu.load(Ordering::Relaxed);
+        (cpu != NOWHERE).then_some(cpu as usize)
     }
 }
 

@@ -71,10 +71,10 @@ pub unsafe fn set_up(board: &Board, sources: &Sources) -> Result<(), Unusable> {
 /// # Errors
 ///
 /// [`Unusable`].
-pub unsafe fn set_up_this_cpu(board: &Board, mpidr: u64, sources: &Sources) -> Result<(), Unusable> {
-    let registers = redistributor(board, mpidr).ok_or(Unusable::NoRedistributor(mpidr))?;
+pub unsafe fn set_up_this_cpu(board: &Board, mpidr: u64, sources: &Sources) -> Result<OwnRedistributor, Unusable> {
+    let frames = redistributor(board, mpidr).ok_or(Unusable::NoRedistributor(mpidr))?;
     // SAFETY: `redistributor` found this CPU's frames there, mapped as Device memory; only this CPU uses them.
-    let mut registers = unsafe { UniqueMmioPointer::new(registers) };
+    let mut registers = unsafe { UniqueMmioPointer::new(frames) };
     let mut redistributor = GicRedistributor::new(registers.reborrow());
     // The only error: it is awake already.
     let _ = redistributor.mark_core_awake();
@@ -96,27 +96,23 @@ pub unsafe fn set_up_this_cpu(board: &Board, mpidr: u64, sources: &Sources) -> R
     unsafe { write_sysreg!(ICC_CTLR_EL1, EOI_MODE) };
     GicCpuInterface::enable_group1(true);
     isb();
-    Ok(())
+    Ok(OwnRedistributor(frames))
 }
 
-/// Makes private interrupts of this CPU active, a bit for each INTID.
-///
-/// # Safety
-///
-/// As [`set_up_this_cpu`], which must have returned.
-///
-/// # Errors
-///
-/// [`Unusable`].
-pub unsafe fn activate_here(board: &Board, mpidr: u64, mask: u32) -> Result<(), Unusable> {
-    let registers = redistributor(board, mpidr).ok_or(Unusable::NoRedistributor(mpidr))?;
-    // SAFETY: as in `set_up_this_cpu`.
-    let mut registers = unsafe { UniqueMmioPointer::new(registers) };
-    let mut private = field!(registers, sgi);
-    for mut register in field!(private, isactiver).iter().take(1) {
-        register.write(mask);
+/// The redistributor of the CPU that set it up.
+pub struct OwnRedistributor(NonNull<GicrSgi>);
+
+impl OwnRedistributor {
+    /// Makes private interrupts of this CPU active, a bit for each INTID. So they stay silent until the guest ends the
+    /// virtual ones that are linked to them.
+    pub fn activate(&mut self, mask: u32) {
+        // SAFETY: as in `set_up_this_cpu`; the value is neither `Send` nor `Sync`, so this is the same CPU.
+        let mut registers = unsafe { UniqueMmioPointer::new(self.0) };
+        let mut private = field!(registers, sgi);
+        for mut register in field!(private, isactiver).iter().take(1) {
+            register.write(mask);
+        }
     }
-    Ok(())
 }
 
 /// Takes the pending interrupt of the highest priority; `None` if there is none any more.

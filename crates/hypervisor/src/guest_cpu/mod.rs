@@ -84,6 +84,12 @@ impl GuestCpu {
         TABLE.iter().position(|row| row.place == place).map_or(0, |at| self.0.0[at])
     }
 
+    /// Whether RNDR exists: ID_AA64ISAR0_EL1.RNDR.
+    #[must_use]
+    pub fn has_random(&self) -> bool {
+        self.get([6, 0]) >> 60 != 0
+    }
+
     /// Answers a trapped read of an ID register. Returns `false` if the access is none. The caller skips the
     /// instruction.
     #[inline(never)]

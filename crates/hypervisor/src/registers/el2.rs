@@ -160,7 +160,8 @@ pub const TABLE: &[Register] = &[
 ];
 
 /// Bits of HCR_EL2 that exist only with a feature.
-fn traps(cpu: &Cpu) -> u64 {
+#[must_use]
+pub fn traps(cpu: &Cpu) -> u64 {
     // REVIDR_EL1, AIDR_EL1 and SMIDR_EL1.
     const TID1: u64 = 1 << 16;
     const TLOR: u64 = 1 << 35;

@@ -7,20 +7,20 @@
 //!
 //! # Load
 //!
-//! - L1. VTCR_EL2, VTTBR_EL2, HCR_EL2, VMPIDR_EL2 and CNTVOFF_EL2 become the guest's. ISB: the next step names the VMID.
+//! - L1. VTCR_EL2, VTTBR_EL2, HCR_EL2, VMPIDR_EL2, CNTVOFF_EL2 and CNTPOFF_EL2 become the guest's. ISB: the next step names the VMID.
 //! - L2. If another vCPU of the guest ran here last, the stage-1 and combined TLB entries of the VMID on this CPU are
 //!   invalidated: the two share the VMID, and may use one ASID for different tables.
 //! - L3. The registers of EL1 and EL0, with SCTLR_EL1 after the other registers of stage 1; the timers' compare values;
 //!   ICC_SRE_EL1. ISB.
-//! - L4. The timers' controls: only now can a timer fire, with its own compare value and offset. The virtual interface,
-//!   ICH_HCR_EL2 last.
+//! - L4. The timers' controls: only now can a timer fire, with its own compare value and offset. The virtual interface is
+//!   the next step of the caller's ([`GuestGic::load`](crate::gic::guest::GuestGic::load)).
 //! - L5. The debug registers that have an effect (see [`debug`]). Nothing can be stepped at EL2.
 //! - L6. CPTR_EL2.TFP traps FP and SIMD until their first use. The ERET of `world::enter` synchronises the rest.
 //!
 //! # Put
 //!
 //! - P1. The timers' controls are saved, and both timers turned off: no interrupt of this vCPU reaches the next one.
-//! - P2. The other registers are saved; ICH_HCR_EL2 is cleared, so that a CPU without a vCPU delivers nothing.
+//! - P2. The other registers are saved. The virtual interface was unloaded before.
 //! - P3. If the vCPU has used FP or SIMD since it was loaded, those registers are saved.
 //! - P4. ISB: from here on the timers are off.
 //!
@@ -41,9 +41,10 @@ use twofold_abi::virt;
 
 use super::has::Has;
 use super::state::State;
-use super::table::{floating_point, interrupts, system, timer_controls, timers};
+use super::table::{floating_point, system, timer_controls, timers};
 use super::{debug, simd};
 use crate::registers::access::Access;
+use crate::registers::{Cpu, el2};
 use crate::sysreg::isb;
 use crate::{read_sysreg, write_sysreg};
 
@@ -54,12 +55,16 @@ pub struct Switch {
     has: Has,
     /// CPTR_EL2 with FP and SIMD trapped.
     cptr: u64,
+    /// The bits of HCR_EL2 that depend on the CPU.
+    traps: u64,
+    /// Whether the physical counter has an offset.
+    has_physical_offset: bool,
 }
 
 /// What a guest and a vCPU have at EL2.
 #[derive(Clone, Copy)]
 pub struct Seat<'a> {
-    /// HCR_EL2. [`MOVES`] is added.
+    /// HCR_EL2. [`MOVES`] and the bits that depend on the CPU are added.
     pub hcr: u64,
     /// VTCR_EL2.
     pub vtcr: u64,
@@ -67,8 +72,8 @@ pub struct Seat<'a> {
     pub vttbr: u64,
     /// VMPIDR_EL2: the vCPU's affinity.
     pub vmpidr: u64,
-    /// CNTVOFF_EL2.
-    pub cntvoff: u64,
+    /// How far the guest's counters are behind the machine's: CNTVOFF_EL2, and CNTPOFF_EL2 where the CPU has it.
+    pub counter_offset: u64,
     /// The vCPU's number in its guest.
     pub vcpu: u32,
     /// The guest's.
@@ -125,7 +130,9 @@ impl Switch {
             write_sysreg!(MDCR_EL2, mdcr);
         }
         isb();
-        Self { cpu, has, cptr }
+        let own = Cpu::read();
+        let (traps, has_physical_offset) = (el2::traps(&own), own.has_physical_offset());
+        Self { cpu, has, cptr, traps, has_physical_offset }
     }
 
     /// The registers that this CPU has.
@@ -151,9 +158,12 @@ impl Switch {
         unsafe {
             write_sysreg!(VTCR_EL2, seat.vtcr);
             write_sysreg!(VTTBR_EL2, seat.vttbr);
-            write_sysreg!(HCR_EL2, seat.hcr | MOVES);
+            write_sysreg!(HCR_EL2, seat.hcr | self.traps | MOVES);
             write_sysreg!(VMPIDR_EL2, seat.vmpidr);
-            write_sysreg!(CNTVOFF_EL2, seat.cntvoff);
+            write_sysreg!(CNTVOFF_EL2, seat.counter_offset);
+            if self.has_physical_offset {
+                write_sysreg!(S3_4_C14_C0_6, seat.counter_offset); // CNTPOFF_EL2
+            }
             isb();
             if seat.last.is_other(self.cpu, seat.vcpu) {
                 invalidate();
@@ -162,7 +172,6 @@ impl Switch {
             timers::restore(has, &vcpu.registers);
             isb();
             timer_controls::restore(has, &vcpu.registers);
-            interrupts::restore(has, &vcpu.registers);
             debug::restore(has, &vcpu.registers);
         }
         Running { cpu: self, vcpu, has_fp: false }
@@ -224,11 +233,6 @@ impl Drop for Running<'_> {
         }
         system::save(has, &mut vcpu.registers);
         timers::save(has, &mut vcpu.registers);
-        interrupts::save(has, &mut vcpu.registers);
-        if has.has(super::has::Group::GIC) {
-            // SAFETY: the virtual interface serves this vCPU, which does not run.
-            unsafe { write_sysreg!(S3_4_C12_C11_0, 0) }; // ICH_HCR_EL2
-        }
         if self.has_fp {
             floating_point::save(has, &mut vcpu.registers);
             simd::save(&mut vcpu.vectors);

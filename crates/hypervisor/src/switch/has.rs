@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The registers of a vCPU that a CPU has, as one bit for each group of the table.
 
-use crate::read_sysreg;
 use crate::registers::Cpu;
 use crate::sysreg::id_field;
 
@@ -25,15 +24,6 @@ impl Group {
     pub const S1POE: Self = Self(7);
     pub const SME: Self = Self(8);
     pub const GIC: Self = Self(9);
-    /// ICH_AP0R1_EL2 and ICH_AP1R1_EL2: 6 bits of preemption or more.
-    pub const PREEMPTION_6: Self = Self(10);
-    /// ICH_AP0R2_EL2, ICH_AP0R3_EL2 and those of group 1: 7 bits of preemption.
-    pub const PREEMPTION_7: Self = Self(11);
-
-    /// List register `n`.
-    pub const fn list(n: u32) -> Self {
-        Self(16 + n)
-    }
 
     /// Breakpoint `n`.
     pub const fn breakpoint(n: u32) -> Self {
@@ -47,15 +37,13 @@ impl Group {
 }
 
 impl Has {
-    /// The groups of this CPU. ICC_SRE_EL2.SRE must be set: it opens ICH_VTR_EL2.
+    /// The groups of this CPU.
     pub fn read() -> Self {
-        let cpu = Cpu::read();
-        let vtr = if cpu.has_gic_registers() { read_sysreg!(S3_4_C12_C11_1) } else { 0 };
-        Self::of(&cpu, vtr)
+        Self::of(&Cpu::read())
     }
 
-    /// The groups of a CPU with these ID registers and this ICH_VTR_EL2.
-    pub fn of(cpu: &Cpu, vtr: u64) -> Self {
+    /// The groups of a CPU with these ID registers.
+    pub fn of(cpu: &Cpu) -> Self {
         let mut has = Self::default();
         has.add(Group::ALWAYS, true);
         has.add(Group::PAUTH, cpu.has_pauth());
@@ -66,14 +54,7 @@ impl Has {
         has.add(Group::S1PIE, cpu.has_s1pie());
         has.add(Group::S1POE, cpu.has_s1poe());
         has.add(Group::SME, cpu.has_sme());
-        let gic = cpu.has_gic_registers();
-        has.add(Group::GIC, gic);
-        // ICH_VTR_EL2.PREbits and ListRegs: both are one less than the number.
-        let preemption = (vtr >> 26 & 7) + 1;
-        has.add(Group::PREEMPTION_6, gic && preemption >= 6);
-        has.add(Group::PREEMPTION_7, gic && preemption >= 7);
-        let lists = vtr & 0x1f;
-        (0..16).for_each(|n| has.add(Group::list(n), gic && u64::from(n) <= lists));
+        has.add(Group::GIC, cpu.has_gic_registers());
         // ID_AA64DFR0_EL1.BRPs and WRPs: both are one less than the number. FEAT_Debugv8p9 has more than 16, of which
         // the guest sees 16.
         let [breakpoints, watchpoints] = [12, 20].map(|low| id_field(cpu.id_aa64dfr0, low));

@@ -89,7 +89,8 @@ pub const LEFT: &[Left] = &[
             "ICC_SGI1R_EL1",
         ],
         why: "with HCR_EL2.IMO and FMO an access of the guest reaches the virtual interface, whose state is in \
-              ICH_VMCR_EL2, ICH_AP0Rn_EL2, ICH_AP1Rn_EL2 and the list registers; SGIs trap",
+              ICH_VMCR_EL2, ICH_AP0Rn_EL2, ICH_AP1Rn_EL2 and the list registers; the model of the guest's interrupt \
+              controller carries that state (`gic::guest`). SGIs trap",
     },
     Left {
         names: &["SVCR", "SMCR_EL1", "ZCR_EL1", "SMIDR_EL1"],

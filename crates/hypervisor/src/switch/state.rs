@@ -86,9 +86,15 @@ impl State {
         Some(self.registers[find(encoding)?])
     }
 
-    /// Sets the register with this encoding, for the virtual GIC and for debuggers; returns whether it is in the table.
+    /// Sets the register with this encoding, for debuggers; returns whether it is in the table.
     pub fn set(&mut self, encoding: u16, value: u64) -> bool {
         find(encoding).map(|at| self.registers[at] = value).is_some()
+    }
+
+    /// Control and compare value of the virtual and of the physical timer.
+    pub fn timers(&self) -> [(u64, u64); 2] {
+        let of = |control: Place, compare: Place| (self.registers[control as usize], self.registers[compare as usize]);
+        [of(Place::CNTV_CTL_EL0, Place::CNTV_CVAL_EL0), of(Place::CNTP_CTL_EL0, Place::CNTP_CVAL_EL0)]
     }
 
     /// Calls `each` with the registers that a CPU with `has` has.

@@ -161,79 +161,13 @@ table! {
             CNTV_CVAL_EL0, S3_3_C14_C3_2, ANY, "before the timer's control, with an ISB between";
             CNTP_CVAL_EL0, S3_3_C14_C2_2, ANY, "before the timer's control, with an ISB between";
         }
-        [Group::GIC] { ICC_SRE_EL1, S3_0_C12_C12_5, 7, "before ICH_VMCR_EL2, whose fields depend on it, with an ISB between"; }
+        [Group::GIC] { ICC_SRE_EL1, S3_0_C12_C12_5, 7, "before the fields of ICH_VMCR_EL2, which depend on it, with an ISB between"; }
     ]
     timer_controls: [
         [Group::ALWAYS] {
             CNTV_CTL_EL0, S3_3_C14_C3_1, TIMER, "the virtual timer; its status is hardware's";
             CNTP_CTL_EL0, S3_3_C14_C2_1, TIMER, "the physical timer; its status is hardware's";
         }
-    ]
-    interrupts: [
-        [Group::GIC] {
-            ICH_VMCR_EL2, S3_4_C12_C11_7, VMCR, "the guest's ICC_CTLR, ICC_PMR, ICC_BPR0 and 1, ICC_IGRPEN0 and 1";
-            ICH_AP0R0_EL2, S3_4_C12_C8_0, WORD, "active priorities of group 0";
-            ICH_AP1R0_EL2, S3_4_C12_C9_0, WORD, "active priorities of group 1";
-        }
-        [Group::PREEMPTION_6] {
-            ICH_AP0R1_EL2, S3_4_C12_C8_1, WORD, "active priorities of group 0";
-            ICH_AP1R1_EL2, S3_4_C12_C9_1, WORD, "active priorities of group 1";
-        }
-        [Group::PREEMPTION_7] {
-            ICH_AP0R2_EL2, S3_4_C12_C8_2, WORD, "active priorities of group 0";
-            ICH_AP0R3_EL2, S3_4_C12_C8_3, WORD, "active priorities of group 0";
-            ICH_AP1R2_EL2, S3_4_C12_C9_2, WORD, "active priorities of group 1";
-            ICH_AP1R3_EL2, S3_4_C12_C9_3, WORD, "active priorities of group 1";
-        }
-        [Group::list(0)] {
-            ICH_LR0_EL2, S3_4_C12_C12_0, LIST, "a virtual interrupt";
-        }
-        [Group::list(1)] {
-            ICH_LR1_EL2, S3_4_C12_C12_1, LIST, "a virtual interrupt";
-        }
-        [Group::list(2)] {
-            ICH_LR2_EL2, S3_4_C12_C12_2, LIST, "a virtual interrupt";
-        }
-        [Group::list(3)] {
-            ICH_LR3_EL2, S3_4_C12_C12_3, LIST, "a virtual interrupt";
-        }
-        [Group::list(4)] {
-            ICH_LR4_EL2, S3_4_C12_C12_4, LIST, "a virtual interrupt";
-        }
-        [Group::list(5)] {
-            ICH_LR5_EL2, S3_4_C12_C12_5, LIST, "a virtual interrupt";
-        }
-        [Group::list(6)] {
-            ICH_LR6_EL2, S3_4_C12_C12_6, LIST, "a virtual interrupt";
-        }
-        [Group::list(7)] {
-            ICH_LR7_EL2, S3_4_C12_C12_7, LIST, "a virtual interrupt";
-        }
-        [Group::list(8)] {
-            ICH_LR8_EL2, S3_4_C12_C13_0, LIST, "a virtual interrupt";
-        }
-        [Group::list(9)] {
-            ICH_LR9_EL2, S3_4_C12_C13_1, LIST, "a virtual interrupt";
-        }
-        [Group::list(10)] {
-            ICH_LR10_EL2, S3_4_C12_C13_2, LIST, "a virtual interrupt";
-        }
-        [Group::list(11)] {
-            ICH_LR11_EL2, S3_4_C12_C13_3, LIST, "a virtual interrupt";
-        }
-        [Group::list(12)] {
-            ICH_LR12_EL2, S3_4_C12_C13_4, LIST, "a virtual interrupt";
-        }
-        [Group::list(13)] {
-            ICH_LR13_EL2, S3_4_C12_C13_5, LIST, "a virtual interrupt";
-        }
-        [Group::list(14)] {
-            ICH_LR14_EL2, S3_4_C12_C13_6, LIST, "a virtual interrupt";
-        }
-        [Group::list(15)] {
-            ICH_LR15_EL2, S3_4_C12_C13_7, LIST, "a virtual interrupt";
-        }
-        [Group::GIC] { ICH_HCR_EL2, S3_4_C12_C11_0, INTERFACE, "the virtual interface on; after what it delivers"; }
     ]
     debug: [
         [Group::ALWAYS] {
@@ -381,16 +315,8 @@ table! {
 
 /// All bits.
 pub const ANY: u64 = u64::MAX;
-const WORD: u64 = 0xffff_ffff;
 /// ENABLE and IMASK, not ISTATUS.
 const TIMER: u64 = 0b11;
-/// VENG0, VENG1, VAckCtl, VFIQEn, VCBPR; VEOIM; VBPR1, VBPR0, VPMR.
-const VMCR: u64 = 0xfffc_021f;
-/// State, Group, Priority, EOI and vINTID. Not HW: a link to a physical interrupt belongs to a machine, and the virtual
-/// GIC makes it anew.
-const LIST: u64 = 0xd0ff_0200_ffff_ffff;
-/// En and the maintenance interrupts, and EOIcount. Not the traps, which EL2 decides.
-const INTERFACE: u64 = 0xf800_00ff;
 /// SS, TDCC, KDE and MDE. Not HDE: an external debugger's.
 const MONITOR: u64 = 1 | 1 << 12 | 1 << 13 | 1 << 15;
 /// E, PMC, BAS, HMC, SSC, LBN and BT.

@@ -13,6 +13,15 @@ pub(super) type Virtual = u128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntityId(pub(super) u32);
 
+impl EntityId {
+    /// Its number: 0 for the first entity, and one more for each next one. An entity that comes after a removed one may
+    /// have its number.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// A group of entities: a virtual machine, or one task of the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub(super) u32);

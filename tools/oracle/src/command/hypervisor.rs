@@ -65,6 +65,7 @@ pub fn run(workspace: &Workspace, run: &Run, steps: &Steps) -> anyhow::Result<Ve
         label: "oracle",
         guest,
         cpu,
+        host_cpus: None,
         deterministic: false,
         checked: false,
         timeout: *timeout,

@@ -96,6 +96,7 @@ impl Suite {
             label: "bare",
             guest,
             cpu: machine::CPU_DEFAULT,
+            host_cpus: None,
             deterministic,
             checked: false,
             timeout: Some(Duration::from_secs(60)),

@@ -56,8 +56,7 @@ pub fn canaries(has: Has) -> Vec<Canary> {
     for row in TABLE.iter().filter(|row| has.has(row.group)) {
         let (name, number, allowed) = (row.name, row.encoding, row.allowed);
         let (mask, fixed) = match (row.part, name) {
-            // The virtual interface is written below, by the guest's own names.
-            (Part::interrupts, _) | (_, "ICC_SRE_EL1" | "SP_EL1" | "OSLAR_EL1") => continue,
+            (_, "ICC_SRE_EL1" | "SP_EL1" | "OSLAR_EL1") => continue,
             // nTWE, UCI, UCT, I, C: with the MMU off they change nothing for this program.
             (_, "SCTLR_EL1") => (1 << 26 | 1 << 18 | 1 << 15 | 1 << 12 | 1 << 2, 0x30d0_0800),
             (_, "CPACR_EL1") => (1 << 28, 3 << 20),

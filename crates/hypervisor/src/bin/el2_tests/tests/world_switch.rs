@@ -5,6 +5,8 @@
 use alloc::vec::Vec;
 use core::arch::asm;
 
+use twofold_hypervisor::gic::guest::{GuestGic, TimerLines};
+use twofold_hypervisor::gic::sources::Sources;
 use twofold_hypervisor::pmu::Counter;
 use twofold_hypervisor::registers::access::Access as RegisterAccess;
 use twofold_hypervisor::switch::table::encoding;
@@ -12,6 +14,7 @@ use twofold_hypervisor::switch::{LastVcpu, Record, Seat, State, Switch};
 use twofold_hypervisor::world::{self, Trap};
 use twofold_hypervisor::{log, read_sysreg, sysreg, vm, write_sysreg};
 use twofold_stage2::{Access, Attributes, Execute, Ipa, Level, Vmid};
+use twofold_vmm::scheduler::{DEFAULT_WEIGHT, Scheduler};
 
 use crate::canary::{Canary, DIFFERS, DONE, Program, STRIDE, canaries, program};
 use crate::check::{Failure, Outcome};
@@ -36,6 +39,7 @@ const DATA_PAGES: u64 = 2;
 /// A guest with the programs.
 struct Guest {
     guest: HandMappedGuest,
+    gic: GuestGic,
     last: LastVcpu,
 }
 
@@ -132,10 +136,13 @@ impl Stage {
             let mut state = State::new(CODE.raw(), 0);
             state.context.x[19] = data.raw();
             state.context.x[20] = own | 1;
-            set(&mut state, INTERFACE, 1)?;
             self.vcpus.push(Vcpu { guest: self.guests.len(), number: number as u32, state });
         }
-        self.guests.push(Guest { guest, last: LastVcpu::default() });
+        let mut scheduler = Scheduler::new(1, 1);
+        let group = scheduler.add_group(DEFAULT_WEIGHT);
+        let affinities: Vec<_> = (0..vcpus).map(|number| (number, scheduler.add(group))).collect();
+        let gic = GuestGic::new(&affinities, &SOURCES)?;
+        self.guests.push(Guest { guest, gic, last: LastVcpu::default() });
         Ok(())
     }
 
@@ -143,36 +150,39 @@ impl Stage {
     fn turn(&mut self, vcpu: usize, program: u64) -> Outcome<Option<usize>> {
         let Self { cpu, guests, vcpus, .. } = self;
         let vcpu = &mut vcpus[vcpu];
-        let Guest { guest, last } = &guests[vcpu.guest];
+        let Guest { guest, gic, last } = &guests[vcpu.guest];
         let (vtcr, vttbr) = (guest.stage2.vtcr(), guest.stage2.vttbr());
         let seat = Seat {
             hcr: self.hcr,
             vtcr,
             vttbr,
             vmpidr: 1 << 31 | u64::from(vcpu.number),
-            cntvoff: 0,
+            counter_offset: 0,
             vcpu: vcpu.number,
             last,
         };
         vcpu.state.context.pc = program;
         // SAFETY: the seat's tables map only the test's own memory, and its VMID is the guest's own.
         let mut running = unsafe { cpu.load(&mut vcpu.state, &seat, || guest.stage2.invalidate_for_other_vcpu()) };
-        loop {
+        let number = vcpu.number as usize;
+        let _active = gic.load(number, 0, NO_LINES);
+        let differs = loop {
             // SAFETY: `load` set the CPU up for this guest, and nothing sets its PSTATE to EL2.
             let trap = unsafe { world::enter(running.context()) };
             let (esr, pc) = (read_sysreg!(ESR_EL2), running.context().pc);
             match (trap, esr >> 26 & 0x3f) {
-                (Trap::Sync, 0x16) if esr & 0xffff == DONE => break,
-                (Trap::Sync, 0x16) if esr & 0xffff == DIFFERS => return Ok(Some(running.context().x[0] as usize)),
+                (Trap::Sync, 0x16) if esr & 0xffff == DONE => break Ok(None),
+                (Trap::Sync, 0x16) if esr & 0xffff == DIFFERS => break Ok(Some(running.context().x[0] as usize)),
                 (Trap::Sync, 0x07) => running.first_use_of_fp(),
                 (Trap::Sync, 0x18) if running.debug_register(&RegisterAccess::from_syndrome(esr)) => {
                     running.context().skip();
                 }
-                _ => return Err(Failure::new(alloc::format!("{trap:?} at {pc:#x}, ESR_EL2={esr:#x}"))),
+                _ => break Err(Failure::new(alloc::format!("{trap:?} at {pc:#x}, ESR_EL2={esr:#x}"))),
             }
-        }
+        };
         running.put();
-        Ok(None)
+        gic.unload(number, NO_LINES);
+        differs
     }
 
     /// The same; a register that differs is a failure.
@@ -189,21 +199,12 @@ impl Stage {
     /// `count` switches, in an order in which each vCPU follows each other one, and itself.
     fn switches(&mut self, count: u64) -> Outcome {
         const ORDER: [usize; 9] = [0, 1, 2, 1, 0, 2, 2, 0, 0];
-        let lists = [encoding("S3_4_C12_C12_0"), encoding("S3_4_C12_C12_3")];
         for turn in 0..count {
             let vcpu = ORDER[(turn % ORDER.len() as u64) as usize];
-            // The guest cannot write list registers. These are of inactive interrupts, which nothing delivers.
-            let own = (turn << 8 | vcpu as u64) & 0xffff_ffff;
-            for list in lists {
-                set(&mut self.vcpus[vcpu].state, list, own)?;
-            }
             self.run(vcpu, self.check)?;
             // Each access to a debug register traps, so these have fewer turns.
             if turn % 10 < 3 {
                 self.run(vcpu, self.check_debug)?;
-            }
-            for list in lists {
-                check_eq!(self.vcpus[vcpu].state.get(list), Some(own), "list register {list:#x} after turn {turn}");
             }
         }
         Ok(())
@@ -212,8 +213,17 @@ impl Stage {
 
 /// HCR_EL2.IMO and FMO: the guest's accesses to the GIC's CPU interface reach the virtual one.
 const VIRTUAL_INTERRUPTS: u64 = 1 << 3 | 1 << 4;
-/// ICH_HCR_EL2.
-const INTERFACE: u16 = encoding("S3_4_C12_C11_0");
+/// The guests' timers are masked.
+const NO_LINES: TimerLines = TimerLines { virtual_timer: false, physical_timer: false };
+/// As on QEMU's `virt`. None of them is taken here.
+const SOURCES: Sources = Sources {
+    virtual_timer: 27,
+    physical_timer: 30,
+    physical_timer_is_linked: false,
+    own_timer: 26,
+    maintenance: 25,
+    uart: 33,
+};
 
 /// Gives the guests the physical timer. On a CPU without CNTPOFF_EL2 it traps; its registers are switched all the same.
 fn open_physical_timer() {
@@ -299,16 +309,18 @@ fn a_switch_takes_at_most_700_instructions(mut machine: Machine) -> Outcome {
         for turn in 0..30 {
             let Vcpu { guest, number, state } = &mut stage.vcpus[turn % 3];
             set(state, MDSCR, monitor)?;
-            let Guest { guest, last } = &stage.guests[*guest];
+            let Guest { guest, gic, last } = &stage.guests[*guest];
             let (vtcr, vttbr, vcpu) = (guest.stage2.vtcr(), guest.stage2.vttbr(), *number);
-            let seat = Seat { hcr: stage.hcr, vtcr, vttbr, vmpidr: 0, cntvoff: 0, vcpu, last };
+            let seat = Seat { hcr: stage.hcr, vtcr, vttbr, vmpidr: 0, counter_offset: 0, vcpu, last };
             let _ = counter.since_last()?;
             // SAFETY: as in `turn`; the vCPU is not entered.
             let mut running = unsafe { stage.cpu.load(state, &seat, invalidate) };
+            let _active = gic.load(vcpu as usize, 0, NO_LINES);
             if uses_fp {
                 running.first_use_of_fp();
             }
             running.put();
+            gic.unload(vcpu as usize, NO_LINES);
             let spent = counter.since_last()?;
             (most, least) = (most.max(spent), least.min(spent));
         }

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The times at which a CPU wakes blocked vCPUs, and looks at the alarms of guests' clocks.
+//!
+//! A vCPU that waits has its timers in memory, so EL2's timer stands in for them: on the CPU where the vCPU was last,
+//! which alone reads and writes its deadlines. A vCPU that runs elsewhere since then leaves its deadline behind. It is
+//! then woken once without a reason, which the architecture allows a waiting vCPU.
+//!
+//! Invariant: [`Deadlines::first`] is the least of all times.
+
+use alloc::vec::Vec;
+
+use super::Entity;
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// A timer of the vCPU with this number among the entities.
+    Vcpu(usize),
+    /// The alarm of the clock of the guest whose first vCPU has this number.
+    Alarm(usize),
+}
+
+/// One CPU's deadlines.
+pub struct Deadlines {
+    /// The machine's time for each entity, or [`NEVER`]: of its timers, and of the alarm that was set there.
+    times: Vec<[u64; 2]>,
+    first: u64,
+}
+
+/// No time.
+pub const NEVER: u64 = u64::MAX;
+
+impl Deadlines {
+    /// No deadline, for these entities.
+    #[must_use]
+    pub fn new(entities: &[Entity]) -> Self {
+        Self { times: entities.iter().map(|_| [NEVER; 2]).collect(), first: NEVER }
+    }
+
+    /// The earliest of all; [`NEVER`] if there is none.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Sets a deadline, or removes it by [`NEVER`].
+    pub fn set(&mut self, due: Due, time: u64) {
+        let (index, kind) = due.place();
+        let Some(times) = self.times.get_mut(index) else { return };
+        let old = core::mem::replace(&mut times[kind], time);
+        if time <= self.first {
+            self.first = time;
+        } else if old == self.first {
+            self.first = self.times.iter().flatten().copied().min().unwrap_or(NEVER);
+        }
+    }
+
+    /// Removes one deadline that has passed, and returns what is due.
+    pub fn take(&mut self, now: u64) -> Option<Due> {
+        if now < self.first {
+            return None;
+        }
+        let index = self.times.iter().position(|times| times.contains(&self.first))?;
+        let due = if self.times[index][0] == self.first { Due::Vcpu(index) } else { Due::Alarm(index) };
+        self.set(due, NEVER);
+        Some(due)
+    }
+}
+
+impl Due {
+    fn place(self) -> (usize, usize) {
+        match self {
+            Self::Vcpu(index) => (index, 0),
+            Self::Alarm(index) => (index, 1),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which vCPU or task runs on which CPU: the scheduler of `twofold_vmm`, its lock, and what it needs of the machine.
+//!
+//! | file | contents |
+//! |---|---|
+//! | [`cpu`] | the loop of a CPU: choose, run, wait |
+//! | [`deadlines`] | the times at which a CPU wakes blocked vCPUs |
+//!
+//! # Locking
+//!
+//! One spin lock is around the scheduler, held for one call of it, with interrupts masked as everywhere at EL2. The time
+//! is read under the lock. No other lock is taken under it; it may be taken under none but a task's own.
+//!
+//! The scheduler's module has the steps B, W and I, and why no wake-up is lost. Here W3 is two steps:
+//!
+//! * W3a: the CPU notes for each CPU to interrupt that it has to choose anew.
+//! * W3b: it sends the SGI [`KICK`](crate::gic::sources::KICK) to that CPU, after a barrier.
+//!
+//! The CPU that takes the SGI clears the note before it calls `pick`. So a note that is made after that call is followed
+//! by an SGI that is still pending.
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use spin::{Mutex, Once};
+pub use twofold_vmm::scheduler::Decision;
+use twofold_vmm::scheduler::{EntityId, Kicks, Scheduler};
+
+use crate::gic::physical;
+use crate::timer;
+use crate::vm::Vm;
+
+pub mod cpu;
+pub mod deadlines;
+
+/// What the scheduler chooses from. It does not change once guests run.
+#[derive(Clone, Copy)]
+pub enum Entity {
+    /// A vCPU, by its number in its guest.
+    Vcpu(&'static Vm, usize),
+}
+
+/// Milliseconds for which a vCPU may keep a CPU while another one waits.
+pub const SLICE: u64 = 4;
+
+struct Schedule {
+    scheduler: Mutex<Scheduler>,
+    entities: Vec<Entity>,
+    cpus: Vec<Cpu>,
+}
+
+struct Cpu {
+    mpidr: u64,
+    /// It has to choose anew.
+    is_due: AtomicBool,
+}
+
+static SCHEDULE: Once<Schedule> = Once::new();
+
+/// Begins: from now on CPUs with these affinities choose among `entities`, which are in the order of their numbers.
+pub fn begin(scheduler: Scheduler, entities: Vec<Entity>, cpus: &[u64]) {
+    SCHEDULE.call_once(|| Schedule {
+        scheduler: Mutex::new(scheduler),
+        entities,
+        cpus: cpus.iter().map(|mpidr| Cpu { mpidr: *mpidr, is_due: AtomicBool::new(false) }).collect(),
+    });
+}
+
+/// W: the entity can run.
+pub fn wake(entity: EntityId) {
+    let Some(schedule) = SCHEDULE.get() else { return };
+    let Kicks(mut kicks) = schedule.call(|scheduler, now| scheduler.wake(entity, now));
+    while kicks != 0 {
+        let cpu = kicks.trailing_zeros() as usize;
+        kicks &= kicks - 1;
+        if let Some(to) = schedule.cpus.get(cpu) {
+            to.is_due.store(true, Ordering::Relaxed);
+        }
+        interrupt(cpu);
+    }
+}
+
+/// Makes a CPU leave its guest, or its wait. All earlier stores of this CPU are visible there before.
+pub fn interrupt(cpu: usize) {
+    if let Some(to) = SCHEDULE.get().and_then(|schedule| schedule.cpus.get(cpu)) {
+        physical::kick(to.mpidr);
+    }
+}
+
+/// Whether this CPU has to choose anew, since this was last asked.
+pub(crate) fn is_due(cpu: usize) -> bool {
+    SCHEDULE.get().and_then(|schedule| schedule.cpus.get(cpu)).is_some_and(|cpu| {
+        // The SGI that follows a note was taken after the note was made, so the load need not wait for anything.
+        cpu.is_due.load(Ordering::Relaxed) && cpu.is_due.swap(false, Ordering::Relaxed)
+    })
+}
+
+/// How many entities there are.
+pub(crate) fn entities() -> &'static [Entity] {
+    SCHEDULE.get().map_or(&[], |schedule| &schedule.entities)
+}
+
+/// What this CPU does next.
+pub(crate) fn pick(cpu: usize) -> Decision {
+    get().call(|scheduler, now| scheduler.pick(cpu, now))
+}
+
+/// B2 and B3: the entity that runs on this CPU waits, unless it was woken meanwhile.
+pub(crate) fn block(cpu: usize) -> Decision {
+    get().call(|scheduler, now| {
+        let _blocked = scheduler.block(cpu, now);
+        scheduler.pick(cpu, now)
+    })
+}
+
+/// The vCPU that runs on this CPU spins. Returns what the CPU does next, if that is something else.
+pub(crate) fn spinning(cpu: usize) -> Option<Decision> {
+    get().call(|scheduler, now| scheduler.spinning(cpu, now))
+}
+
+fn get() -> &'static Schedule {
+    SCHEDULE.get().expect("a CPU chooses only after `begin`")
+}
+
+impl Schedule {
+    fn call<R>(&self, call: impl FnOnce(&mut Scheduler, u64) -> R) -> R {
+        let mut scheduler = self.scheduler.lock();
+        let now = timer::machine_time();
+        call(&mut scheduler, now)
+    }
+}

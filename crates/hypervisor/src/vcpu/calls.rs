@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a call of the guest needs of the hypervisor (`twofold_vmm::calls`).
+
+use core::arch::asm;
+
+use twofold_stage2::Ipa;
+use twofold_vmm::calls::{Host, Mitigation, Workaround};
+
+use crate::vm::Vm;
+
+/// The hypervisor, for a call of this guest.
+pub(super) struct Here<'a>(pub(super) &'a Vm);
+
+impl Host for Here<'_> {
+    fn is_ram(&self, address: u64) -> bool {
+        // Only RAM can be read.
+        self.0.memory().read(Ipa::new(address), &mut [0]).is_ok()
+    }
+
+    fn stolen_time(&self, _vcpu: usize) -> Option<u64> {
+        None
+    }
+
+    fn has_random(&self) -> bool {
+        self.0.has_random()
+    }
+
+    fn random(&mut self) -> Option<u64> {
+        if !self.has_random() {
+            return None;
+        }
+        let (value, is_good): (u64, u64);
+        // SAFETY: the register exists on all CPUs of this guest. The read sets the flags, which is declared.
+        unsafe {
+            asm!(
+                "mrs {value}, s3_3_c2_c4_0", // RNDR
+                "cset {is_good}, ne",
+                value = out(reg) value,
+                is_good = out(reg) is_good,
+                options(nomem, nostack),
+            );
+        }
+        (is_good != 0).then_some(value)
+    }
+
+    fn vendor(&mut self, _vcpu: usize, _arguments: [u64; 4]) -> Option<i64> {
+        // Only a bundle allows these calls, and they are answered before all others.
+        None
+    }
+
+    fn mitigation(&self, _workaround: Workaround) -> Mitigation {
+        Mitigation::Unknown
+    }
+}
