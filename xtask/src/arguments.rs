@@ -6,11 +6,15 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use twofold_abi::bundle::WEIGHT_MAX;
 use twofold_abi::virt::MAX_CPUS;
+use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::{Pages, machine};
 use twofold_workspace::guest::{Choice, Wanted};
 use twofold_workspace::size::Size;
 use twofold_workspace::static_program::Architecture;
+
+use crate::spec::{GuestOption, Spec};
 
 /// Builds, runs and tests Twofold.
 #[derive(Debug, Parser)]
@@ -140,9 +144,18 @@ pub struct RunOptions {
     /// Size of the mappings of guest memory
     #[arg(long, value_enum, default_value_t = PagesOption::Auto)]
     pub pages: PagesOption,
-    /// The guest to boot: Debian's Linux, the bare-metal guest, or (auto) Linux if it can be fetched, else the other
-    #[arg(long, value_enum, default_value_t = Choice::Auto)]
-    pub guest: Choice,
+    /// The guest's name: 1 to 15 letters from a to z, digits and hyphens
+    #[arg(long, value_name = "NAME", default_value = NAME_DEFAULT)]
+    pub name: String,
+    /// The guest's share of busy CPUs, in relation to the other guests' weights: 1 to 1024
+    #[arg(long, value_name = "N", default_value_t = WEIGHT_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=i64::from(WEIGHT_MAX)))]
+    pub weight: u32,
+    /// The guest to boot: `linux` for Debian's, `bare` for the bare-metal guest, or `auto` for Linux if it can be fetched,
+    /// else the other. Or, any number of times, one more guest as KEY=VALUE,...: with a `name`, and as wanted `cpus`,
+    /// `memory`, `weight`, `append`, `kernel`, `initrd` (empty for none), as in the options of these names, from which
+    /// the rest is taken. Two commas within a value are one
+    #[arg(long, value_name = "KIND|SPEC")]
+    pub guest: Vec<GuestOption>,
     /// CPU model, a value of QEMU's -cpu
     #[arg(long, value_name = "MODEL", default_value = machine::CPU_DEFAULT)]
     pub cpu: String,
@@ -156,10 +169,31 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// Returns the guest that the options ask for.
+    /// Returns the first guest, which the options other than `--guest SPEC` describe.
     pub fn wanted(&self) -> Wanted {
         let (kernel, initrd) = (self.kernel.clone(), self.initrd.clone());
-        Wanted { choice: self.guest, kernel, initrd, refresh: self.refresh }
+        Wanted { choice: self.choice(), kernel, initrd, refresh: self.refresh }
+    }
+
+    /// Returns the kind of the first guest.
+    pub fn choice(&self) -> Choice {
+        self.kinds().next().unwrap_or(Choice::Auto)
+    }
+
+    /// Returns each kind that is given. More than one is a mistake.
+    pub fn kinds(&self) -> impl Iterator<Item = Choice> {
+        self.guest.iter().filter_map(|guest| match guest {
+            GuestOption::Kind(choice) => Some(*choice),
+            GuestOption::More(_) => None,
+        })
+    }
+
+    /// Returns the guests beside the first.
+    pub fn more(&self) -> impl Iterator<Item = &Spec> {
+        self.guest.iter().filter_map(|guest| match guest {
+            GuestOption::Kind(_) => None,
+            GuestOption::More(spec) => Some(spec),
+        })
     }
 }
 
@@ -224,6 +258,8 @@ Examples:
   cargo xtask run --check --pages blocks --memory 1G --cpus 2
   cargo xtask run --check --cpus 4 --host-cpus 2
   cargo xtask run --kernel Image --initrd root.cpio --append 'console=ttyAMA0 rdinit=/bin/sh'
+  cargo xtask run --name web --weight 128 --guest name=db,cpus=2,memory=1G
+  cargo xtask run --guest bare --guest 'name=linux,kernel=Image,initrd=root.cpio,append=console=ttyAMA0'
   cargo xtask run --check --json figures.json
   cargo xtask run --check --trace trace.txt        then: cargo xtask trace-check trace.txt
 
@@ -283,14 +319,22 @@ mod tests {
         let arguments = Arguments::parse_from(["xtask", "run"]);
         let Command::Run(options) = arguments.command else { panic!("not run") };
         assert_eq!(options.memory.bytes(), 512 << 20);
-        assert_eq!((options.cpus, options.pages, options.guest), (1, PagesOption::Auto, Choice::Auto));
+        assert_eq!((options.cpus, options.pages, options.choice()), (1, PagesOption::Auto, Choice::Auto));
+        assert_eq!((&options.name[..], options.weight, options.more().count()), ("guest", 64, 0));
     }
 
     #[test]
     fn bad_values_are_refused() {
-        for bad in
-            [&["--pages", "16k"][..], &["--memory", "much"], &["--guest", "bsd"], &["--cpus", "0"], &["--cpus", "65"]]
-        {
+        for bad in [
+            &["--pages", "16k"][..],
+            &["--memory", "much"],
+            &["--guest", "bsd"],
+            &["--guest", "cpus=2"],
+            &["--cpus", "0"],
+            &["--cpus", "65"],
+            &["--weight", "0"],
+            &["--weight", "1025"],
+        ] {
             let arguments = [&["xtask", "run"], bad].concat();
             assert!(Arguments::try_parse_from(&arguments).is_err(), "{bad:?}");
         }

@@ -16,6 +16,7 @@ mod record;
 mod redis;
 mod report;
 mod run;
+mod spec;
 mod test;
 
 use std::process::ExitCode;

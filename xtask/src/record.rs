@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::{Control, GuestSettings, Pages, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
@@ -40,7 +41,7 @@ pub fn command(workspace: &Workspace, options: &RecordOptions) -> anyhow::Result
     })?;
     let boot = Boot {
         label: "redis",
-        guest,
+        guests: vec![guest],
         cpu: machine::CPU_DEFAULT,
         host_cpus: None,
         deterministic: true,
@@ -72,6 +73,8 @@ const MEMORY: u64 = 256 << 20;
 
 fn guest(kernel: PathBuf, initrd: PathBuf) -> GuestSettings {
     GuestSettings {
+        name: NAME_DEFAULT.to_owned(),
+        weight: WEIGHT_DEFAULT,
         kernel,
         initrd: Some(initrd),
         // `nokaslr` makes equal runs equal, like every other setting here.

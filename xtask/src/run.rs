@@ -5,14 +5,15 @@
 //! run ends with 0 only after the guest has reported that its check passed.
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use twofold_abi::bundle::flags;
 use twofold_launch::check::CHECK_OK;
-use twofold_launch::{GuestSettings, Outcome, Pages, Qemu, machine};
+use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
+use twofold_launch::{GuestSettings, Outcome, Pages, Qemu, bundle, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::{Choice, Kind, Selected};
@@ -24,6 +25,7 @@ use crate::arguments::RunOptions;
 use crate::dirty_log::DirtyLogs;
 use crate::figures::{FirstTouch, Rows};
 use crate::report::{self, Described};
+use crate::spec::Spec;
 
 /// `cargo xtask run`.
 pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<ExitCode> {
@@ -55,6 +57,8 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
 /// one vCPU, deterministic.
 pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Result<FirstTouch> {
     let guest = GuestSettings {
+        name: NAME_DEFAULT.to_owned(),
+        weight: WEIGHT_DEFAULT,
         kernel: workspace.image(build::GUEST.name),
         initrd: None,
         command_line: "touch=64M".to_owned(),
@@ -68,7 +72,7 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
     let timeout = Some(Duration::from_secs(CHECK_TIMEOUT));
     let boot = Boot {
         label: "touch",
-        guest,
+        guests: vec![guest],
         cpu,
         host_cpus: None,
         deterministic: true,
@@ -112,11 +116,13 @@ impl Mode {
 
 /// Refuses options that cannot work. `debian` is the path of Debian's kernel, if it is cached.
 fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::Result<()> {
-    if mode.is_counted() && options.cpus != 1 {
+    if options.kinds().count() > 1 {
+        bail!("--guest: give one kind of guest; each further guest is `--guest name=NAME,...`");
+    }
+    if mode.is_counted() && (options.cpus != 1 || options.more().next().is_some()) {
         bail!(
-            "--count takes one vCPU, not {}: QEMU counts instructions on one thread, on which two busy vCPUs \
-             wait for each other for minutes; leave out --cpus or --count",
-            options.cpus
+            "--count takes one guest with one vCPU: QEMU counts instructions on one thread, on which two busy vCPUs \
+             wait for each other for minutes; leave out --cpus and further guests, or --count",
         );
     }
     if let Some(cpus) = options.host_cpus.filter(|cpus| mode.is_counted() && *cpus != 1) {
@@ -130,29 +136,66 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
     }
     // Debian's kernel needs a check only together with an initrd of the user.
     let kernel = options.kernel.clone().or(debian.filter(|_| options.initrd.is_some()));
-    let guest = guest(options, mode, kernel.clone().unwrap_or_default(), options.initrd.clone());
-    guest.check_settings()?;
-    match kernel {
-        Some(_) => guest.check().map(drop)?,
-        None => guest.check_initrd()?,
+    let guests = guests(options, mode, &kernel.clone().unwrap_or_default(), options.initrd.as_ref());
+    bundle::check_settings(&guests)?;
+    let specs = || [None].into_iter().chain(options.more().map(Some));
+    if kernel.is_some() {
+        bundle::check(&guests)?;
+    } else {
+        // The first guest's kernel is not there yet, and others may have it too.
+        for (spec, guest) in specs().zip(&guests) {
+            let known = spec.is_some_and(|spec| spec.kernel.is_some());
+            let checked = if known { guest.check().map(drop) } else { guest.check_initrd() };
+            checked.map_err(|why| bundle::named(&guests, guest, why))?;
+        }
     }
-    let ours = options.guest != Choice::Bare && options.kernel.is_none() && options.initrd.is_none();
-    if ours && mode != Mode::Console && options.memory.bytes() < LINUX_CHECK_MEMORY {
+    if mode == Mode::Console || options.choice() == Choice::Bare || options.kernel.is_some() || options.initrd.is_some()
+    {
+        return Ok(());
+    }
+    let is_ours = |spec: Option<&Spec>| spec.is_none_or(|spec| spec.kernel.is_none() && spec.initrd.is_none());
+    let little = |guest: &&GuestSettings| guest.memory < LINUX_CHECK_MEMORY;
+    let ours = specs().zip(&guests).filter(|(spec, _)| is_ours(*spec)).map(|(_, guest)| guest);
+    if let Some(guest) = ours.into_iter().find(little) {
         bail!(
             "`--memory {}` is too little for the check of Debian's Linux, which writes 64 MiB to a file system in \
              memory; give at least `--memory {}`, or take the bare-metal guest (`--guest bare`)",
-            options.memory,
+            twofold_launch::guest::size(guest.memory),
             twofold_launch::guest::size(LINUX_CHECK_MEMORY)
         );
     }
     Ok(())
 }
 
+/// Makes the settings of all guests. The first has this kernel and initrd, and the others too if they have none of their
+/// own.
+fn guests(options: &RunOptions, mode: Mode, kernel: &Path, initrd: Option<&PathBuf>) -> Vec<GuestSettings> {
+    let first = guest(options, mode, kernel.to_owned(), initrd.cloned());
+    let more = options.more().map(|spec| GuestSettings {
+        name: spec.name.clone(),
+        weight: spec.weight.unwrap_or(first.weight),
+        kernel: spec.kernel.clone().unwrap_or_else(|| kernel.to_owned()),
+        initrd: spec.initrd.clone().unwrap_or_else(|| initrd.cloned()),
+        command_line: command_line(
+            options.kernel.is_some() || spec.kernel.is_some(),
+            spec.append.as_deref().or(options.append.as_deref()),
+            mode,
+        ),
+        memory: spec.memory.map_or(first.memory, Size::bytes),
+        cpus: spec.cpus.unwrap_or(first.cpus),
+        ..first.clone()
+    });
+    let more: Vec<_> = more.collect();
+    [vec![first], more].concat()
+}
+
 fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathBuf>) -> GuestSettings {
     GuestSettings {
+        name: options.name.clone(),
+        weight: options.weight,
         kernel,
         initrd,
-        command_line: command_line(options, mode),
+        command_line: command_line(options.kernel.is_some(), options.append.as_deref(), mode),
         memory: options.memory.bytes(),
         cpus: options.cpus,
         pages: options.pages.into(),
@@ -162,10 +205,10 @@ fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathB
     }
 }
 
-fn command_line(options: &RunOptions, mode: Mode) -> String {
+fn command_line(own_kernel: bool, append: Option<&str>, mode: Mode) -> String {
     // The user's kernel may not be Linux, so it gets exactly the user's command line.
-    if let (Some(_), Some(words)) = (&options.kernel, &options.append) {
-        return words.clone();
+    if let (true, Some(words)) = (own_kernel, append) {
+        return words.to_owned();
     }
     let mut words = vec!["console=ttyAMA0", "panic=-1", "loglevel=4"];
     if mode != Mode::Console {
@@ -175,7 +218,7 @@ fn command_line(options: &RunOptions, mode: Mode) -> String {
         // The kernel's address changes its behaviour, and so the counts.
         words.push("nokaslr");
     }
-    words.extend(options.append.as_deref());
+    words.extend(append);
     words.join(" ")
 }
 
@@ -183,7 +226,7 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
     let limit = options.timeout.or((mode != Mode::Console).then_some(CHECK_TIMEOUT));
     Boot {
         label: "boot",
-        guest: guest(options, mode, selected.kernel.clone(), selected.initrd.clone()),
+        guests: guests(options, mode, &selected.kernel, selected.initrd.as_ref()),
         cpu: &options.cpu,
         host_cpus: options.host_cpus,
         deterministic: mode.is_counted(),
@@ -248,7 +291,7 @@ fn check(
             memory: options.memory.bytes(),
             cpus: options.cpus,
             cpu: &options.cpu,
-            command_line: &boot.guest.command_line,
+            command_line: &boot.guests[0].command_line,
             deterministic: count,
             check: "ok",
             touch,
@@ -294,6 +337,10 @@ fn table(options: &RunOptions, selected: &Selected, outcome: &Outcome, touch: Op
     rows.words("guest kernel", kernel);
     let pages = Pages::from(options.pages).name();
     let memory: Size = options.memory;
+    if options.more().next().is_some() {
+        let names = options.more().map(|spec| spec.name.as_str());
+        rows.words("guests", &[options.name.as_str()].into_iter().chain(names).collect::<Vec<_>>().join(", "));
+    }
     rows.words("guest memory, vCPUs, mappings", &format!("{memory}, {}, {pages}", options.cpus));
     if options.cpu != machine::CPU_DEFAULT {
         rows.words("CPU model", &options.cpu);
@@ -348,6 +395,18 @@ mod tests {
         assert!(refused(&["--memory", "100000001"]).contains("multiple of 4K"));
         assert!(refused(&["--kernel", "no/such/file"]).contains("no/such/file"));
         assert!(refused(&["--json", "no/such/file"]).contains("no directory"));
+        assert!(refused(&["--guest", "bare", "--guest", "linux"]).contains("one kind of guest"));
+        assert!(refused(&["--count", "--guest", "name=b"]).contains("one guest with one vCPU"));
+        let more = |spec: &str| refused(&["--check", "--guest", spec]);
+        assert!(more("name=guest").contains("two guests have the name guest"));
+        assert!(more("name=Web").contains("guest Web: `--name Web` is not possible"));
+        assert!(more("name=b,cpus=65").contains("guest b: 65 vCPUs"));
+        assert!(more("name=b,weight=0").contains("guest b: `--weight 0`"));
+        assert!(more("name=b,memory=32M").contains("guest b: `--memory 32M` is too little"));
+        assert!(more("name=b,memory=96M").contains("too little for the check of Debian's Linux"));
+        assert!(more("name=b,memory=255G").contains("together"));
+        assert!(more("name=b,kernel=no/such/file").contains("guest b: cannot read the kernel no/such/file"));
+        assert!(more("name=b,initrd=no/such/file").contains("guest b: cannot read the initrd no/such/file"));
         assert!(refused(&["--trace", "no/such/file"]).contains("--trace: there is no directory"));
     }
 
@@ -369,6 +428,20 @@ mod tests {
             line(Mode::Check { count: true }),
             "console=ttyAMA0 panic=-1 loglevel=4 twofold.check nokaslr twofold.x=1"
         );
+    }
+
+    #[test]
+    fn what_a_further_guest_leaves_out_is_the_first_ones() {
+        let words = ["--cpus", "2", "--memory", "1G", "--weight", "100", "--append", "x", "--guest", "name=b"];
+        let more = ["--guest", "name=c,cpus=4,memory=256M,weight=7,append=y,kernel=other,initrd="];
+        let options = options(&[&words[..], &more].concat());
+        let guests = guests(&options, Mode::Check { count: false }, Path::new("k"), Some(&"i".into()));
+        let [a, b, c] = &guests[..] else { panic!("{guests:?}") };
+        assert_eq!([&a.name, &b.name, &c.name], ["guest", "b", "c"]);
+        assert_eq!((b.cpus, b.memory, b.weight), (2, 1 << 30, 100));
+        assert_eq!((&b.command_line, &b.kernel, &b.initrd), (&a.command_line, &a.kernel, &a.initrd));
+        assert_eq!((c.cpus, c.memory, c.weight), (4, 256 << 20, 7));
+        assert_eq!((&c.command_line[..], c.kernel.to_str(), &c.initrd), ("y", Some("other"), &None));
     }
 
     #[test]

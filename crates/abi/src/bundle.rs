@@ -1,34 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest bundle: kernel, initrd, command line and settings in one file.
+//! The bundle: kernels, initrds, command lines and settings of all guests in one file.
 //!
 //! A boot loader passes the bundle to the hypervisor in the place of an initrd (`linux,initrd-start` in `/chosen`);
-//! QEMU's `-initrd` does this. The file is the [`Header`], padded to [`ALIGN`], then the kernel, padded to [`ALIGN`]
-//! with zeros, then the initrd, padded likewise. The hypervisor copies kernel and initrd into guest memory before the
-//! guest runs.
+//! QEMU's `-initrd` does this. The file is the [`Header`], then one [`Guest`] for each guest, both without gaps, padded
+//! to [`ALIGN`] with zeros; then the kernels and initrds, each padded likewise. Guests may share a kernel or an initrd:
+//! it is stored once, and their offsets are equal. The hypervisor copies kernel and initrd into a guest's memory before
+//! that guest runs.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The first eight bytes of a bundle; the last one is the version of this layout.
-pub const MAGIC: [u8; 8] = *b"TWOFOLD\x02";
-/// Alignment, in the file, of the kernel and the initrd: 4 KiB.
+pub const MAGIC: [u8; 8] = *b"TWOFOLD\x03";
+/// Alignment, in the file, of kernels and initrds: 4 KiB.
 pub const ALIGN: u64 = 4096;
+/// The most guests in a bundle.
+pub const GUESTS_MAX: u32 = 64;
+/// The most vCPUs of all guests together: EL2 reserves memory for each.
+pub const VCPUS_MAX: u32 = 512;
+/// The most bytes of a guest's name, without the zero that ends it.
+pub const NAME_MAX: usize = 15;
+/// The largest weight of a guest; the smallest is 1.
+pub const WEIGHT_MAX: u32 = 1024;
+/// The weight of a guest for which none is given.
+pub const WEIGHT_DEFAULT: u32 = 64;
 /// The most bytes that a guest's command line may have, without its terminating zero.
 pub const COMMAND_LINE_MAX: usize = 2047;
 
-/// Bits of [`Header::flags`].
+/// Bits of [`Header::flags`]. They apply to the image, and so to each of its guests.
 pub mod flags {
     /// Count instructions at EL2 with the PMU (needs `-icount` under QEMU).
     pub const COUNT: u32 = 1 << 0;
-    /// Panic at EL2 at the guest's first call of PSCI, so that the report can be tested.
+    /// Panic at EL2 at a guest's first call of PSCI, so that the report can be tested.
     pub const TEST_PANIC: u32 = 1 << 1;
-    /// Let the guest measure itself ([`vendor`](crate::vendor)): control its own dirty log, and mark phases.
+    /// Let guests measure themselves ([`vendor`](crate::vendor)): control their own dirty logs, and mark phases.
     pub const MEASURE: u32 = 1 << 2;
     /// Ignore FEAT_S2FWB, which forces stage 2 to be write-back, so that the engine does cache maintenance.
     pub const NO_FORCED_WRITE_BACK: u32 = 1 << 3;
 }
 
-/// Values of [`Header::pages`]: how large the mappings of guest RAM may be.
+/// Values of [`Guest::pages`]: how large the mappings of guest RAM may be.
 pub mod pages {
     /// As large as alignment and backing allow.
     pub const AUTO: u32 = 0;
@@ -41,7 +52,7 @@ pub mod pages {
 /// The bits of [`Header::policies`] that have a meaning. `twofold_workload::policies` encodes them.
 pub const POLICIES: u32 = 0b1_1111;
 
-/// The head of a bundle. All numbers are little-endian, offsets are bytes from the start of the file.
+/// The head of a bundle. All numbers are little-endian.
 #[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -49,12 +60,28 @@ pub struct Header {
     pub magic: [u8; 8],
     /// See [`flags`].
     pub flags: U32,
-    /// See [`pages`].
-    pub pages: U32,
+    /// Techniques that are replaced by their baseline, to measure what each is worth: bits of [`POLICIES`]. Only an image
+    /// with the feature `baselines` accepts them.
+    pub policies: U32,
+    /// The number of guests, from 1 to [`GUESTS_MAX`].
+    pub guests: U32,
+}
+
+/// One guest of a bundle. All numbers are little-endian, offsets are bytes from the start of the file.
+#[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Guest {
+    /// The guest's name, padded with zeros: 1 to [`NAME_MAX`] bytes, each a letter from `a` to `z`, a digit or a hyphen.
+    /// No other guest of the bundle has it.
+    pub name: [u8; NAME_MAX + 1],
+    /// The guest's share of busy CPUs, in relation to the others' weights: 1 to [`WEIGHT_MAX`].
+    pub weight: U32,
     /// Number of vCPUs, from 1 to [`MAX_CPUS`](crate::virt::MAX_CPUS).
     pub cpus: U32,
-    /// Bytes used of `command_line`.
-    pub command_line_size: U32,
+    /// See [`pages`].
+    pub pages: U32,
+    /// Bits of a guest physical address, 32 to 48; 0 for the fewest that cover the guest's memory.
+    pub ipa_bits: U32,
     /// Guest RAM in bytes, a multiple of 4 KiB.
     pub memory: U64,
     /// Where the kernel starts, a multiple of [`ALIGN`].
@@ -65,22 +92,19 @@ pub struct Header {
     pub initrd_offset: U64,
     /// Size of the initrd in bytes; 0 for none.
     pub initrd_size: U64,
-    /// The guest's command line, not terminated when full.
-    pub command_line: [u8; COMMAND_LINE_MAX + 1],
-    /// Bits of a guest physical address, 32 to 48; 0 for the fewest that cover the guest's memory.
-    pub ipa_bits: U32,
-    /// How many slots of equal size the test memory has; 0 for no test memory.
-    pub test_slots: U32,
     /// Where the test memory starts. No device tree lists this RAM; the command line gives its place to an experiment's
     /// guest. A log that the guest controls ([`vendor`](crate::vendor)) covers this memory.
     pub test_start: U64,
     /// Bytes of the test memory. The size of each of its slots is a multiple of 4 KiB.
     pub test_size: U64,
+    /// How many slots of equal size the test memory has; 0 for no test memory.
+    pub test_slots: U32,
     /// The level of the largest leaf that may map test memory: 1 for 1 GiB, 2 for 2 MiB, 3 for 4 KiB. Each slot then
     /// gets its memory at the start, and its size is a power of two of bytes. 0: a slot gets memory as the guest
     /// touches it, like the guest's own RAM.
     pub test_leaf: U32,
-    /// Techniques that are replaced by their baseline, to measure what each is worth: bits of [`POLICIES`]. Only an image
-    /// with the feature `baselines` accepts them.
-    pub policies: U32,
+    /// Bytes used of `command_line`.
+    pub command_line_size: U32,
+    /// The guest's command line, not terminated when full.
+    pub command_line: [u8; COMMAND_LINE_MAX + 1],
 }

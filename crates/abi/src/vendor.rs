@@ -5,7 +5,7 @@
 //! [`NOT_SUPPORTED`] unless the bundle allows it ([`flags::MEASURE`](crate::bundle::flags::MEASURE)): the calls exist
 //! to measure, and reveal facts that an ordinary guest must not learn.
 //!
-//! A guest controls the dirty log of its [test memory](crate::bundle::Header::test_start), and announces by [`PHASE`]
+//! A guest controls the dirty log of its [test memory](crate::bundle::Guest::test_start), and announces by [`PHASE`]
 //! the phase that it starts. The work at EL2 until the next announcement counts for that phase, except the
 //! announcements themselves. The figures go to the control channel when the guest has ended
 //! ([`control`](crate::control), `phase`). All vCPUs of a guest share one log and one series of phases. Of the calls

@@ -35,7 +35,7 @@ pub const STOLEN_TIME_BASE: u64 = 0x090A_0000;
 pub const STOLEN_TIME_SIZE: u64 = 0x1_0000;
 /// Start of guest RAM.
 pub const RAM_BASE: u64 = 0x4000_0000;
-/// The virtual address of an experiment's [test memory](crate::bundle::Header::test_start), the same as in KVM's
+/// The virtual address of an experiment's [test memory](crate::bundle::Guest::test_start), the same as in KVM's
 /// selftests. RAM, which has the same place in both, ends below it.
 pub const TEST_VA: u64 = 0xc000_0000;
 /// The most vCPUs that a guest may have; their redistributors fit before the UART.

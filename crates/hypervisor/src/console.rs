@@ -21,6 +21,20 @@ macro_rules! println {
     }};
 }
 
+/// Prints text on the serial port.
+#[macro_export]
+macro_rules! print {
+    ($($argument:tt)*) => {{
+        use core::fmt::Write as _;
+        let _ = write!($crate::console::Console, $($argument)*);
+    }};
+}
+
+/// Writes bytes to the serial port as they are.
+pub fn write(bytes: &[u8]) {
+    bytes.iter().copied().for_each(put);
+}
+
 impl fmt::Write for Console {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for byte in text.bytes() {

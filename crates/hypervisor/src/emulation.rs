@@ -11,11 +11,14 @@
 //! order is: UART or clock, then the interrupt controller ([`gic::guest`](crate::gic::guest)). No other lock is taken
 //! under these.
 
+use alloc::vec::Vec;
+
 use spin::Mutex;
 use twofold_abi::virt;
 use twofold_devices::pl011::{ByteSink, Full};
 use twofold_devices::vgic::{ConfigError, Frame};
 use twofold_devices::{InterruptLine, Pl011, Pl031, Width};
+use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::EntityId;
 
 use crate::board::Board;
@@ -23,7 +26,7 @@ use crate::clock::Clock;
 use crate::gic::guest::{GuestGic, Waiting};
 use crate::gic::sources::Sources;
 use crate::mmio::Operation;
-use crate::serial;
+use crate::{console, print, println, serial};
 
 /// The devices of a guest.
 pub struct Devices {
@@ -48,6 +51,7 @@ pub enum Device {
 
 struct Uart {
     model: Pl011,
+    wire: Wire,
     /// The level of its line, as the controller knows it.
     level: bool,
     /// The machine's UART has bytes for which there is no room here, and its interrupt is off.
@@ -60,11 +64,11 @@ impl Devices {
     /// # Errors
     ///
     /// [`ConfigError`].
-    pub fn new(board: &Board, vcpus: &[(u64, EntityId)], sources: &Sources) -> Result<Self, ConfigError> {
+    pub fn new(board: &Board, vcpus: &[(u64, EntityId)], sources: &Sources, wire: Wire) -> Result<Self, ConfigError> {
         let clock = Clock::read(board);
         Ok(Self {
             gic: GuestGic::new(vcpus, sources)?,
-            uart: Mutex::new(Uart { model: Pl011::new(), level: false, is_behind: false }),
+            uart: Mutex::new(Uart { model: Pl011::new(), wire, level: false, is_behind: false }),
             rtc: Mutex::new(Pl031::new(clock.now())),
             clock,
             vcpus: vcpus.len(),
@@ -107,10 +111,11 @@ impl Devices {
     /// this CPU, if one is.
     pub fn serial_interrupt(&self, here: Option<usize>) {
         let mut uart = self.uart.lock();
+        let uart = &mut *uart;
         let mut line = uart.level;
         if uart.model.waiting() > 0 {
             serial::set_transmit_interrupt(false);
-            uart.model.transmit(&mut Wire, &mut line);
+            uart.model.transmit(&mut uart.wire, &mut line);
         }
         while uart.model.room() > 0
             && let Some(byte) = serial::receive()
@@ -121,7 +126,7 @@ impl Devices {
         if uart.is_behind {
             serial::set_receive_interrupt(false);
         }
-        self.set_uart_line(here, &mut uart, line);
+        self.set_uart_line(here, uart, line);
     }
 
     /// The machine's time at which the clock has its alarm, if it has one.
@@ -144,7 +149,7 @@ impl Devices {
         let value = match operation {
             Operation::Read => uart.model.read(offset, width, &mut line),
             Operation::Write(value) => {
-                uart.model.write(offset, width, value, &mut Wire, &mut line);
+                uart.model.write(offset, width, value, &mut uart.wire, &mut line);
                 0
             }
         };
@@ -178,18 +183,62 @@ impl Devices {
     }
 }
 
-/// The machine's UART. If it is full, its interrupt says when it has room again.
-struct Wire;
+/// The far end of a guest's UART: the machine's.
+pub enum Wire {
+    /// The guest has it alone. If it is full, its interrupt says when it has room again.
+    Whole,
+    /// Several guests share it, line by line. Each line begins with the guest's name.
+    Lines {
+        /// The guest.
+        name: Name,
+        /// The line so far, of [`LINE_MAX`] bytes at most.
+        line: Vec<u8>,
+    },
+}
+
+/// A longer line is broken.
+const LINE_MAX: usize = 240;
+
+impl Wire {
+    /// The end of a guest that shares the machine's UART with others.
+    #[must_use]
+    pub fn shared(name: Name) -> Self {
+        Self::Lines { name, line: Vec::with_capacity(LINE_MAX) }
+    }
+}
 
 impl ByteSink for Wire {
     #[inline]
     fn put(&mut self, byte: u8) -> Result<(), Full> {
+        if let Self::Lines { name, line } = self {
+            add_to_line(*name, line, byte);
+            return Ok(());
+        }
         if serial::try_send(byte) {
             return Ok(());
         }
         serial::set_transmit_interrupt(true);
         Err(Full)
     }
+}
+
+#[inline(never)]
+fn add_to_line(name: Name, line: &mut Vec<u8>, byte: u8) {
+    /// The lines of two guests do not mix.
+    static WHOLE: Mutex<()> = Mutex::new(());
+    if byte != b'\n' {
+        line.push(byte);
+        if line.len() < LINE_MAX {
+            return;
+        }
+    }
+    let text = line.strip_suffix(b"\r").unwrap_or(line);
+    let whole = WHOLE.lock();
+    print!("[{name}] ");
+    console::write(text);
+    println!();
+    drop(whole);
+    line.clear();
 }
 
 /// A shared interrupt of the guest.

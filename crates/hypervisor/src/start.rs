@@ -3,7 +3,6 @@
 //!
 //! Invariant: either everything that the guest needs exists before its first instruction, or the guest is not started.
 
-use alloc::string::String;
 use alloc::vec::Vec;
 
 use spin::Once;
@@ -11,20 +10,23 @@ use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
 use twofold_devices::vgic;
 use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, HUGE_PAGE, Slot};
-use twofold_stage2::{Geometry, Granule, Ipa, Platform, Run, Vmid};
-use twofold_vmm::config::{Config, ConfigError};
+use twofold_stage2::{Features, Geometry, Granule, Ipa, MetadataMap, Platform, Run, Vmid};
+use twofold_vmm::bundle::{Bundle, BundleError};
+use twofold_vmm::config::Config;
 use twofold_vmm::device_tree;
-use twofold_vmm::load::{Layout, LoadError};
+use twofold_vmm::guests::{self, Admitted, Guest, Host, Refused};
+use twofold_vmm::name::Name;
 use twofold_vmm::power::Start;
-use twofold_vmm::scheduler::{DEFAULT_WEIGHT, Scheduler};
+use twofold_vmm::scheduler::Scheduler;
 
 use crate::board::Board;
-use crate::emulation::Devices;
+use crate::emulation::{Devices, Wire};
 use crate::experiment::baselines::{Baselines, NoBaselines};
 use crate::experiment::platform::observed;
 use crate::experiment::{ExitObserver, Observer};
 use crate::gic::physical::{self, Unusable};
 use crate::gic::sources::{NoInterrupt, Sources};
+use crate::guest_cpu::GuestCpu;
 use crate::memory::Taken;
 use crate::platform::Counted;
 use crate::registers::Cpu;
@@ -33,14 +35,11 @@ use crate::survey::{self, SurveyError};
 use crate::vm::{self, Parts, Vm};
 use crate::{control, cpus, error, heap, log, panic, power, println, read_sysreg, serial, shutdown};
 
-/// Makes the guest and runs it. `bundle` is the boot loader's; `taken` is the rest of the memory.
-pub fn run(board: &'static Board, bundle: &[u8], taken: Taken) -> ! {
-    let config = match Config::from_bundle(bundle) {
-        Ok(config) => config,
-        Err(error) => cannot_start(&error.into()),
-    };
-    match make(board, &config, taken).and_then(|made| begin(board, made)) {
-        Ok(loop_of_this_cpu) => loop_of_this_cpu(0),
+/// Makes the guests and runs them. `bundle` is the boot loader's; `taken` is the rest of the memory.
+pub fn run(board: &'static Board, bundle: &'static [u8], taken: Taken) -> ! {
+    let made = Bundle::read(bundle).map_err(StartupError::from).and_then(|bundle| make(board, &bundle, taken));
+    match made.and_then(|made| begin(board, made)) {
+        Ok(loop_of_this_cpu) => loop_of_this_cpu(),
         Err(error) => cannot_start(&error),
     }
 }
@@ -54,7 +53,7 @@ struct Made {
 }
 
 /// Starts the CPUs. Returns what this one does from now on.
-fn begin(board: &'static Board, made: Made) -> Result<fn(usize) -> !, StartupError> {
+fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
     let guests = vm::install(made.guests);
     panic::set_last_exits(vm::write_last_exits);
     let entities = guests.iter().flat_map(|vm| (0..vm.vcpus.len()).map(move |index| Entity::Vcpu(vm, index)));
@@ -64,7 +63,7 @@ fn begin(board: &'static Board, made: Made) -> Result<fn(usize) -> !, StartupErr
     }
     BOARD.call_once(|| board);
     for cpu in 1..made.cpus {
-        cpus::start(board, cpu, |_| run_guests(0)).map_err(SurveyError::from)?;
+        cpus::start(board, cpu, |_| run_guests()).map_err(SurveyError::from)?;
     }
     heap::mark();
     Ok(run_guests)
@@ -73,7 +72,7 @@ fn begin(board: &'static Board, made: Made) -> Result<fn(usize) -> !, StartupErr
 static BOARD: Once<&'static Board> = Once::new();
 
 /// Runs guests on this CPU.
-fn run_guests(_: usize) -> ! {
+fn run_guests() -> ! {
     let (Some(board), Some(vm)) = (BOARD.get(), vm::first()) else { power::park() };
     let redistributor = vm::confine_this_cpu(board, vm.sources());
     schedule::cpu::run(redistributor, *vm.sources(), vm.counts_instructions())
@@ -84,10 +83,13 @@ fn run_guests(_: usize) -> ! {
 pub enum StartupError {
     /// The bundle is bad.
     #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The kernel is not an Image, or does not fit.
+    Bundle(#[from] BundleError),
+    /// The guests do not fit together.
     #[error(transparent)]
-    Load(#[from] LoadError),
+    Refused(#[from] Refused),
+    /// Free memory has too few large pieces.
+    #[error("guest {0:?}: --memory: the free memory is too broken up for it: use a smaller --memory")]
+    Broken(Name),
     /// The guest's memory cannot be made.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -100,8 +102,8 @@ pub enum StartupError {
     /// The bundle asks for baselines, and this image has none.
     #[error(transparent)]
     NoBaselines(#[from] NoBaselines),
-    /// The guest needs more memory than is free.
-    #[error("the guest wants {wanted} MiB, but this machine has {free} MiB free: use a smaller --memory")]
+    /// The guest's test memory needs more than is free in one piece.
+    #[error("the guest wants {wanted} MiB of test memory in one piece, but {free} MiB are free: use a smaller one")]
     NoMemory {
         /// What the guest needs, in MiB.
         wanted: u64,
@@ -119,9 +121,6 @@ pub enum StartupError {
     Gic(#[from] Unusable),
 }
 
-/// The only guest.
-const VMID: Vmid = Vmid::new(1);
-
 /// Reports why the guest cannot be started, and exits.
 pub fn cannot_start(why: &StartupError) -> ! {
     error!("{why}");
@@ -130,62 +129,116 @@ pub fn cannot_start(why: &StartupError) -> ! {
     shutdown::exit(exit::CANNOT_START)
 }
 
-fn make(board: &'static Board, config: &Config<'_>, taken: Taken) -> Result<Made, StartupError> {
-    let cpus = board.cpus.len().min(config.cpus as usize);
-    let baselines = Baselines::read(config.policies)?;
+fn make(board: &'static Board, bundle: &Bundle<'_>, taken: Taken) -> Result<Made, StartupError> {
+    let has = |flag| bundle.flags & flag != 0;
+    let vcpus: u32 = bundle.guests.iter().map(|guest| guest.config.cpus).sum();
+    let cpus = board.cpus.len().min(vcpus as usize);
+    let baselines = Baselines::read(bundle.policies)?;
     let (mut features, guest_cpu) = survey::common_features(board, cpus)?;
-    features.forced_write_back &= !config.has(flags::NO_FORCED_WRITE_BACK);
-    Observer::begin(board, config.cpus, &features, &taken)?;
+    features.forced_write_back &= !has(flags::NO_FORCED_WRITE_BACK);
+    Observer::begin(board, vcpus, &features, &taken)?;
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
-    // A guest needs tables beside its RAM, and these too may break up whole huge pages (2 MiB).
-    let wanted = config.memory.saturating_add(config.test.map_or(0, |test| test.size()));
-    let tables = (wanted / 512).saturating_add(4 << 20);
-    let free = (frames.huge_pages() * HUGE_PAGE).saturating_sub(tables);
-    if free < wanted.div_ceil(HUGE_PAGE).saturating_mul(HUGE_PAGE) {
-        return Err(StartupError::NoMemory { wanted: wanted >> 20, free: free >> 20 });
-    }
+    let host = Host { free: frames.huge_pages() * HUGE_PAGE, vmid_bits: features.vmid_bits, missing: None };
+    let admitted = guests::admit(&bundle.guests, &host)?;
     let sources = Sources::of(board, Cpu::read().has_physical_offset())?;
-    let mut scheduler = Scheduler::new(cpus, read_sysreg!(CNTFRQ_EL0) / 1000 * schedule::SLICE);
-    let group = scheduler.add_group(DEFAULT_WEIGHT);
-    let affinities: Vec<u64> = (0..u64::from(config.cpus)).map(affinity).collect();
-    let vcpus: Vec<_> = affinities.iter().map(|mpidr| (*mpidr, scheduler.add(group))).collect();
-    let devices = Devices::new(board, &vcpus, &sources)?;
     // SAFETY: the board is this machine's, and only the boot CPU runs, once, here.
     unsafe { physical::set_up(board, &sources)? };
-    let layout = Layout::new(config)?;
-    let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &features).map_err(MemoryError::from)?;
-    // SAFETY: EL2 maps all RAM one to one, and `taken` is RAM that nothing else uses.
-    let platform = unsafe { Counted::new(taken.metadata, &features) };
-    let platform = observed(platform, &features);
-    let given = given(config, &mut frames, &platform)?;
-    let mut memory = GuestMemory::new(platform, geometry, VMID, frames, config.pages)?;
-    let mut add = |slot| memory.add_slot(slot).map_err(MemoryError::from);
-    let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
-    let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
-    baselines.apply(&mut memory);
-    let blob = device_tree::build(config, &layout, &affinities);
-    layout.load(config, &blob, &memory)?;
-    log!("guest: {} MiB at {:#x}, {} vCPUs, {:?}", config.memory >> 20, virt::RAM_BASE, config.cpus, config.pages);
-    if let Some(test) = config.test {
-        log!("guest: {} MiB of test memory at {:#x}, {} slots", test.size() >> 20, test.start, test.slots);
+    let scheduler = Scheduler::new(cpus, read_sysreg!(CNTFRQ_EL0) / 1000 * schedule::SLICE);
+    let shares_uart = bundle.guests.len() > 1;
+    let mut maker = Maker { board, sources, guest_cpu, features, metadata: taken.metadata, scheduler, shares_uart };
+    let waits_trap = vcpus as usize > cpus;
+    let mut all = Vec::with_capacity(bundle.guests.len());
+    for (guest, admitted) in bundle.guests.iter().zip(&admitted) {
+        let own = match shares_uart {
+            // The only guest gets everything.
+            false => core::mem::replace(&mut frames, Frames::new(features)),
+            true => share(&mut frames, admitted.frames).ok_or(StartupError::Broken(guest.name))?,
+        };
+        all.push(maker.guest(guest, admitted, own, baselines, waits_trap)?);
     }
-    log!("{geometry:?} {features:?}");
+    log!("{features:?}");
     serial::start_receiving();
-    let boot = Start { entry: layout.kernel.raw(), argument: layout.device_tree.raw() };
-    let waits_trap = vcpus.len() > cpus;
-    let vm = Vm::new(Parts {
-        name: String::new(),
-        memory: (memory, ram, test),
-        sources,
-        devices,
-        guest_cpu,
-        vcpus,
-        boot,
-        flags: config.flags,
-        waits_trap,
-    });
-    Ok(Made { guests: Vec::from([vm]), scheduler, cpus })
+    Ok(Made { guests: all, scheduler: maker.scheduler, cpus })
+}
+
+/// What all guests are made from.
+struct Maker {
+    board: &'static Board,
+    sources: Sources,
+    guest_cpu: GuestCpu,
+    features: Features,
+    metadata: MetadataMap,
+    scheduler: Scheduler,
+    /// Whether several guests write to the machine's UART.
+    shares_uart: bool,
+}
+
+impl Maker {
+    fn guest(
+        &mut self,
+        guest: &Guest<'_>,
+        admitted: &Admitted,
+        mut frames: Frames,
+        baselines: Baselines,
+        waits_trap: bool,
+    ) -> Result<Vm, StartupError> {
+        let Guest { name, config, .. } = guest;
+        let layout = admitted.layout;
+        let group = self.scheduler.add_group(admitted.weight);
+        let affinities: Vec<u64> = (0..u64::from(config.cpus)).map(affinity).collect();
+        let vcpus: Vec<_> = affinities.iter().map(|mpidr| (*mpidr, self.scheduler.add(group))).collect();
+        let wire = if self.shares_uart { Wire::shared(*name) } else { Wire::Whole };
+        let devices = Devices::new(self.board, &vcpus, &self.sources, wire)?;
+        let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
+        // SAFETY: EL2 maps all RAM one to one, and the frames are RAM that nothing else uses.
+        let platform = unsafe { Counted::new(self.metadata, &self.features) };
+        let platform = observed(platform, &self.features);
+        let given = given(config, &mut frames, &platform)?;
+        let mut memory = GuestMemory::new(platform, geometry, Vmid::new(admitted.vmid), frames, config.pages)?;
+        let mut add = |slot| memory.add_slot(slot).map_err(MemoryError::from);
+        let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
+        let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
+        baselines.apply(&mut memory);
+        let blob = device_tree::build(config, &layout, &affinities);
+        layout.load(config, &blob, &memory)?;
+        let (size, cpus, pages) = (config.memory >> 20, config.cpus, config.pages);
+        log!("guest {name:?}: {size} MiB at {:#x}, {cpus} vCPUs, {pages:?}, {geometry:?}", virt::RAM_BASE);
+        if let Some(test) = config.test {
+            log!("guest {name:?}: {} MiB of test memory at {:#x}, {} slots", test.size() >> 20, test.start, test.slots);
+        }
+        Ok(Vm::new(Parts {
+            name: *name,
+            memory: (memory, ram, test),
+            sources: self.sources,
+            devices,
+            guest_cpu: self.guest_cpu,
+            vcpus,
+            boot: Start { entry: layout.kernel.raw(), argument: layout.device_tree.raw() },
+            flags: config.flags,
+            waits_trap,
+        }))
+    }
+}
+
+/// Takes this number of frames for one guest, in few pieces. `None` if free memory is too broken up.
+fn share(frames: &mut Frames, count: u64) -> Option<Frames> {
+    const HUGE: u64 = HUGE_PAGE / 4096;
+    let mut own = Frames::new(frames.features());
+    let mut left = count.next_multiple_of(HUGE);
+    let mut piece = 1 << left.checked_ilog2()?;
+    while left != 0 {
+        piece = piece.min(1 << left.ilog2());
+        match frames.take(piece) {
+            Some(run) => {
+                own.add_run(run);
+                left -= piece;
+            }
+            None if piece == HUGE => return None,
+            None => piece /= 2,
+        }
+    }
+    Some(own)
 }
 
 /// The affinity of a vCPU, as on QEMU's `virt`: 16 in a cluster, which is as many as an SGI reaches at once.

@@ -7,7 +7,6 @@
 //! the others, and holds no lock but that vCPU's when it enters the guest. The devices have locks of their own
 //! ([`emulation`](crate::emulation)), and so have the power states, which are locked for one call of the guest.
 
-use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,6 +17,7 @@ use twofold_memory::{GuestMemory, SlotId};
 use twofold_stage2::Features;
 use twofold_vmm::agreement;
 use twofold_vmm::claim::Claim;
+use twofold_vmm::name::Name;
 use twofold_vmm::power::{Power, Start};
 use twofold_vmm::refusals::Refusals;
 use twofold_vmm::scheduler::EntityId;
@@ -38,7 +38,7 @@ use crate::{control, cpus, platform, power, shutdown, timer};
 
 /// The virtual machine.
 pub struct Vm {
-    name: String,
+    name: Name,
     memory: GuestMemory<EnginePlatform>,
     /// The slot of the guest's RAM.
     ram: SlotId,
@@ -78,7 +78,7 @@ pub(crate) struct VcpuSlot {
 /// What a virtual machine is made of.
 pub struct Parts {
     /// The guest's name.
-    pub name: String,
+    pub name: Name,
     /// The memory, with the slots of RAM and of test memory.
     pub memory: (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
     /// The machine's interrupts.
@@ -160,7 +160,8 @@ impl Vm {
     /// A virtual machine whose vCPUs are off, except the first one, which begins when it is woken. Its counters begin now.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { name, memory: (memory, ram, test), sources, devices, guest_cpu, vcpus, boot, flags, waits_trap } = parts;
+        let Parts { name, memory: (memory, ram, test), sources, devices, guest_cpu, vcpus, boot, flags, waits_trap } =
+            parts;
         let affinities = vcpus.iter().map(|(mpidr, _)| mpidr & AFFINITY);
         let power = Mutex::new(Power::new(affinities, boot));
         let slot = |(index, (mpidr, entity)): (usize, &(u64, EntityId))| VcpuSlot {
@@ -322,8 +323,8 @@ impl Vm {
 
     /// Its name, if there are several.
     fn called(&self) -> impl fmt::Display {
-        let name = if all().len() > 1 { self.name.as_str() } else { "" };
-        fmt::from_fn(move |f| if name.is_empty() { Ok(()) } else { write!(f, " {name:?}") })
+        let name = (all().len() > 1).then_some(self.name);
+        fmt::from_fn(move |f| name.map_or(Ok(()), |name| write!(f, " {name:?}")))
     }
 }
 

@@ -10,7 +10,7 @@ use twofold_abi::exits::{DISTRIBUTOR, EVENTS, Event, HVC, LINE, SGI_OTHER, SWITC
 use twofold_workload::policies::Policies;
 
 use crate::experiment::{ExperimentError, Platform};
-use crate::guest::{GuestSettings, Pages};
+use crate::guest::{GuestSettings, NAME_DEFAULT, Pages, WEIGHT_DEFAULT};
 use crate::verdict::Verdict;
 
 /// What an event costs.
@@ -52,6 +52,8 @@ const MOST: [(&str, u64); 6] = [
 /// The guest or the hypervisor failed, or a line is missing.
 pub fn measure(count: u64, on: &Platform<'_>) -> Result<Vec<EventCost>, ExperimentError> {
     let guest = GuestSettings {
+        name: NAME_DEFAULT.to_owned(),
+        weight: WEIGHT_DEFAULT,
         kernel: on.guest.to_owned(),
         initrd: None,
         command_line: format!("exits={count}"),

@@ -19,7 +19,8 @@ use twofold_workload::mode::Mode;
 use twofold_workload::policies::Policies;
 use twofold_workload::stage1::{Layout, Leaves, RangeError, Unsupported};
 
-use crate::guest::{GuestError, GuestSettings, PAGE_SIZE, Pages, TestMemory, size};
+use crate::bundle::Bundle;
+use crate::guest::{GuestError, GuestSettings, NAME_DEFAULT, PAGE_SIZE, Pages, TestMemory, WEIGHT_DEFAULT, size};
 use crate::machine::{Loaded, Machine};
 use crate::outcome::Outcome;
 use crate::qemu::Qemu;
@@ -230,7 +231,7 @@ impl Platform<'_> {
     /// Runs a guest on a deterministic machine with one CPU, in a temporary directory of its own, until it ends.
     pub(crate) fn run(&self, guest: &GuestSettings) -> Result<Outcome, ExperimentError> {
         let directory = tempfile::Builder::new().prefix("twofold-").tempdir()?;
-        let bundle = guest.write_bundle(&directory.path().join("guest.bundle"))?;
+        let bundle = Bundle::write(std::slice::from_ref(guest), &directory.path().join("guest.bundle"))?;
         let machine = Machine {
             image: self.image.to_owned(),
             loaded: Loaded::Guest { bundle, memory: guest.total_memory() },
@@ -280,6 +281,8 @@ impl Experiment {
         let tables = layout.tables(TEST_VA, start, bytes)? * mode.granule.size();
         let cache = if self.forced_write_back { 0 } else { flags::NO_FORCED_WRITE_BACK };
         let guest = GuestSettings {
+            name: NAME_DEFAULT.to_owned(),
+            weight: WEIGHT_DEFAULT,
             kernel: kernel.to_owned(),
             initrd: None,
             command_line,

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The parts of a guest, and its bundle file.
+//! The settings of a guest, and the checks of them that the host can make.
 //!
-//! Invariant: a [`Bundle`] is written only from [`GuestSettings`] that passed every check that the host can make. The
-//! file has exactly the layout of [`twofold_abi::bundle`]: header, kernel and initrd, each padded with zeros to
-//! [`ALIGN`].
+//! Invariant: settings that pass [`check`](GuestSettings::check) are not refused later because of what they are by
+//! themselves. Whether several guests are possible together is a question of [`bundle`](crate::bundle).
 
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 use thiserror::Error;
-use twofold_abi::bundle::{self, ALIGN, COMMAND_LINE_MAX, Header};
+use twofold_abi::bundle::{self, COMMAND_LINE_MAX, GUESTS_MAX, NAME_MAX, VCPUS_MAX, WEIGHT_MAX};
 use twofold_abi::virt::{MAX_CPUS, RAM_BASE};
 use twofold_workload::policies::Policies;
-use zerocopy::IntoBytes;
 
 use crate::image::{Image, ImageError};
+use crate::initrd::{self, InitrdError};
 use crate::layout::{DoesNotFit, Layout};
 
+/// The name of a guest for which none is given.
+pub const NAME_DEFAULT: &str = "guest";
+/// The weight of a guest for which none is given.
+pub const WEIGHT_DEFAULT: u32 = bundle::WEIGHT_DEFAULT;
 /// The least guest memory in bytes: 64 MiB.
 pub const MEMORY_MIN: u64 = 64 << 20;
 /// The most guest memory in bytes: 255 GiB, the room for RAM in the memory map of QEMU's `virt`.
@@ -61,7 +63,7 @@ impl Pages {
         }
     }
 
-    fn number(self) -> u32 {
+    pub(crate) fn number(self) -> u32 {
         match self {
             Self::Auto => bundle::pages::AUTO,
             Self::Small => bundle::pages::SMALL,
@@ -73,6 +75,10 @@ impl Pages {
 /// The settings of a guest to start.
 #[derive(Clone, Debug)]
 pub struct GuestSettings {
+    /// The guest's name: 1 to [`NAME_MAX`] characters, each a letter from `a` to `z`, a digit or a hyphen.
+    pub name: String,
+    /// The guest's share of busy CPUs, in relation to the weights of other guests: 1 to [`WEIGHT_MAX`].
+    pub weight: u32,
     /// An uncompressed arm64 Image.
     pub kernel: PathBuf,
     /// The initrd, if there is one.
@@ -85,11 +91,11 @@ pub struct GuestSettings {
     pub cpus: u32,
     /// Mapping size.
     pub pages: Pages,
-    /// Bits of [`bundle::flags`].
+    /// Bits of [`bundle::flags`], the same for all guests of an image.
     pub flags: u32,
     /// Test memory; a guest gets its place by the command line.
     pub test: Option<TestMemory>,
-    /// Each technique, or its baseline. Only an image with the feature `baselines` has baselines.
+    /// Each technique, or its baseline, the same for all guests of an image. Only an image with the feature `baselines` has baselines.
     pub policies: Policies,
 }
 
@@ -107,32 +113,15 @@ pub struct TestMemory {
     pub leaf: Option<u32>,
 }
 
-/// A bundle file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bundle {
-    /// The file.
-    pub path: PathBuf,
-    /// Its size in bytes.
-    pub size: u64,
-}
-
 /// Why a guest cannot be started, and what to do.
 #[derive(Debug, Error)]
 pub enum GuestError {
     /// The kernel is unreadable or not an arm64 Image.
     #[error(transparent)]
     Kernel(#[from] ImageError),
-    /// The initrd is unreadable.
-    #[error("cannot read the initrd {path}: {why}; give the path of a cpio archive, compressed or not")]
-    Initrd {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        why: io::Error,
-    },
-    /// The initrd is empty.
-    #[error("the initrd {0} is empty; give a cpio archive, compressed or not, or none at all")]
-    EmptyInitrd(PathBuf),
+    /// The initrd is unreadable or not one.
+    #[error(transparent)]
+    Initrd(#[from] InitrdError),
     /// Kernel, initrd and device tree are larger than the memory.
     #[error(transparent)]
     DoesNotFit(#[from] DoesNotFit),
@@ -158,6 +147,14 @@ pub enum GuestError {
     /// No vCPU, or too many.
     #[error("{0} vCPUs are not possible; give 1 to {MAX_CPUS} (`--cpus`)")]
     Cpus(u32),
+    /// The name has other characters, or too many, or none.
+    #[error(
+        "`--name {0}` is not possible; give 1 to {NAME_MAX} characters, each a letter from a to z, a digit or a hyphen"
+    )]
+    Name(String),
+    /// No weight, or too much.
+    #[error("`--weight {0}` is not possible; give 1 to {WEIGHT_MAX}")]
+    Weight(u32),
     /// The command line is too long.
     #[error("the guest's command line has {0} bytes; shorten it to {COMMAND_LINE_MAX} at most")]
     CommandLineTooLong(usize),
@@ -176,6 +173,32 @@ pub enum GuestError {
         test: TestMemory,
         /// Guest RAM in bytes.
         memory: u64,
+    },
+    /// No guest, or too many.
+    #[error("{0} guests are not possible; give 1 to {GUESTS_MAX} (`--guest`)")]
+    Guests(usize),
+    /// Two guests with the same name.
+    #[error("two guests have the name {0}; give each a name of its own (`--name`, or `name=` in `--guest`)")]
+    SameName(String),
+    /// Too many vCPUs of all guests together.
+    #[error("the guests have {0} vCPUs together; give them at most {VCPUS_MAX} (`--cpus`, or `cpus=` in `--guest`)")]
+    CpusTogether(u64),
+    /// Too much memory of all guests together.
+    #[error(
+        "the guests have {} of memory together; give them at most {max}G (`--memory`, or `memory=` in `--guest`)",
+        size(*.0), max = MEMORY_MAX >> 30
+    )]
+    MemoryTogether(u64),
+    /// Settings of the whole image differ.
+    #[error("the guests {0} and {1} differ in flags or baselines, which are the whole image's; give them the same")]
+    Mixed(String, String),
+    /// One of several guests.
+    #[error("guest {name}: {why}")]
+    Named {
+        /// The guest.
+        name: String,
+        /// The reason.
+        why: Box<GuestError>,
     },
     /// The bundle cannot be written.
     #[error("cannot write the guest bundle {path}: {why}; is there room on the disk?")]
@@ -222,16 +245,26 @@ impl GuestSettings {
     pub fn check(&self) -> Result<Layout, GuestError> {
         self.check_settings()?;
         let image = Image::open(&self.kernel)?;
-        Ok(Layout::new(&image, self.initrd_size()?, self.memory)?)
+        let layout = Layout::new(&image, self.initrd_size()?, self.memory)?;
+        self.initrd.as_deref().map_or(Ok(()), initrd::check)?;
+        Ok(layout)
     }
 
     /// Checks the initrd alone, for a kernel that does not exist yet.
     pub fn check_initrd(&self) -> Result<(), GuestError> {
-        self.initrd_size().map(drop)
+        self.initrd_size()?;
+        Ok(self.initrd.as_deref().map_or(Ok(()), initrd::check)?)
     }
 
-    /// Checks memory, vCPUs and command line, which need no file.
+    /// Checks everything that needs no file.
     pub fn check_settings(&self) -> Result<(), GuestError> {
+        let is_plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+        if !(1..=NAME_MAX).contains(&self.name.len()) || !self.name.bytes().all(is_plain) {
+            return Err(GuestError::Name(self.name.clone()));
+        }
+        if !(1..=WEIGHT_MAX).contains(&self.weight) {
+            return Err(GuestError::Weight(self.weight));
+        }
         let memory = self.memory;
         if memory < MEMORY_MIN {
             return Err(GuestError::MemoryTooSmall(memory));
@@ -260,109 +293,50 @@ impl GuestSettings {
         Ok(())
     }
 
-    /// Checks the guest and writes its bundle to `path`.
-    pub fn write_bundle(&self, path: &Path) -> Result<Bundle, GuestError> {
-        self.check()?;
-        let kernel_error = |why| ImageError::Unreadable { path: self.kernel.clone(), why };
-        let mut kernel = File::open(&self.kernel).map_err(kernel_error)?;
-        let kernel_size = kernel.metadata().map_err(kernel_error)?.len();
-        let initrd_size = self.initrd_size()?;
-        let header = self.header(kernel_size, initrd_size);
-        let initrd_offset = header.initrd_offset.get();
-
-        let failed = |why| GuestError::Write { path: path.to_owned(), why };
-        let mut file = File::create(path).map_err(failed)?;
-        file.write_all(header.as_bytes()).map_err(failed)?;
-        // Padding is a hole in the file: it reads as zeros and takes no space.
-        file.seek(SeekFrom::Start(ALIGN)).map_err(failed)?;
-        copy_exactly(&mut kernel, &mut file, kernel_size).map_err(failed)?;
-        file.seek(SeekFrom::Start(initrd_offset)).map_err(failed)?;
-        if let Some(initrd) = &self.initrd {
-            let mut initrd_file = File::open(initrd).map_err(|why| GuestError::Initrd { path: initrd.clone(), why })?;
-            copy_exactly(&mut initrd_file, &mut file, initrd_size).map_err(failed)?;
-        }
-        let size = (initrd_offset + initrd_size).next_multiple_of(ALIGN);
-        file.set_len(size).map_err(failed)?;
-        Ok(Bundle { path: path.to_owned(), size })
+    pub(crate) fn initrd_size(&self) -> Result<u64, InitrdError> {
+        self.initrd.as_deref().map_or(Ok(0), initrd::size)
     }
-
-    fn header(&self, kernel_size: u64, initrd_size: u64) -> Header {
-        let mut command_line = [0; COMMAND_LINE_MAX + 1];
-        command_line[..self.command_line.len()].copy_from_slice(self.command_line.as_bytes());
-        Header {
-            magic: bundle::MAGIC,
-            flags: self.flags.into(),
-            pages: self.pages.number().into(),
-            cpus: self.cpus.into(),
-            command_line_size: (self.command_line.len() as u32).into(),
-            memory: self.memory.into(),
-            kernel_offset: ALIGN.into(),
-            kernel_size: kernel_size.into(),
-            initrd_offset: (ALIGN + kernel_size).next_multiple_of(ALIGN).into(),
-            initrd_size: initrd_size.into(),
-            command_line,
-            ipa_bits: self.test.map_or(0, |test| test.ipa_bits).into(),
-            test_slots: self.test.map_or(0, |test| test.slots).into(),
-            test_start: self.test.map_or(0, |test| test.start()).into(),
-            test_size: self.test.map_or(0, |test| test.size).into(),
-            test_leaf: self.test.and_then(|test| test.leaf).unwrap_or(0).into(),
-            policies: self.policies.bits().into(),
-        }
-    }
-
-    fn initrd_size(&self) -> Result<u64, GuestError> {
-        let Some(path) = &self.initrd else {
-            return Ok(0);
-        };
-        let failed = |why| GuestError::Initrd { path: path.clone(), why };
-        let metadata = File::open(path).and_then(|file| file.metadata()).map_err(failed)?;
-        if metadata.is_dir() {
-            return Err(failed(io::Error::from(io::ErrorKind::IsADirectory)));
-        }
-        if metadata.len() == 0 {
-            return Err(GuestError::EmptyInitrd(path.clone()));
-        }
-        Ok(metadata.len())
-    }
-}
-
-/// Copies exactly `size` bytes: if the file changes its size meanwhile, the part after it must not move.
-fn copy_exactly(from: &mut File, to: &mut File, size: u64) -> io::Result<()> {
-    let copied = io::copy(&mut io::Read::take(from, size), to)?;
-    if copied == size { Ok(()) } else { Err(io::Error::other("the file became shorter while it was copied")) }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use std::fs;
+    use std::fs::{self, File};
     use twofold_abi::bundle::flags;
-    use zerocopy::FromBytes;
 
-    struct Files {
+    /// The files of guests, in a directory of their own.
+    pub(crate) struct GuestFiles {
         directory: tempfile::TempDir,
     }
 
-    impl Files {
-        fn new() -> Self {
+    impl GuestFiles {
+        pub(crate) fn new() -> Self {
             Self { directory: tempfile::tempdir().unwrap() }
         }
 
-        fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
-            let path = self.directory.path().join(name);
-            fs::write(&path, bytes).unwrap();
-            path
+        pub(crate) fn path(&self, name: &str) -> PathBuf {
+            self.directory.path().join(name)
         }
 
-        fn guest(&self) -> GuestSettings {
+        pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+            fs::write(self.path(name), bytes).unwrap();
+            self.path(name)
+        }
+
+        /// A guest that is not refused.
+        pub(crate) fn guest(&self) -> GuestSettings {
             let mut kernel = vec![0xaa; 0x1234];
             kernel[8..24].fill(0);
             kernel[16..18].copy_from_slice(&0x2000u16.to_le_bytes());
             kernel[24..32].fill(0);
             kernel[0x38..0x3c].copy_from_slice(b"ARM\x64");
+            let mut initrd = vec![0xbb; 0x567];
+            initrd[..6].copy_from_slice(b"070701");
             GuestSettings {
+                name: NAME_DEFAULT.to_owned(),
+                weight: WEIGHT_DEFAULT,
                 kernel: self.write("kernel", &kernel),
-                initrd: Some(self.write("initrd", &[0xbb; 0x567])),
+                initrd: Some(self.write("initrd", &initrd)),
                 command_line: "console=ttyAMA0".to_owned(),
                 memory: 128 << 20,
                 cpus: 2,
@@ -372,90 +346,38 @@ mod tests {
                 policies: Policies::default(),
             }
         }
-
-        fn refused(&self, change: impl FnOnce(&mut GuestSettings)) -> String {
-            let mut guest = self.guest();
-            change(&mut guest);
-            let path = self.directory.path().join("refused");
-            let error = guest.write_bundle(&path).unwrap_err().to_string();
-            assert!(!path.exists(), "a refused guest leaves no file: {error}");
-            error
-        }
     }
 
-    #[test]
-    fn bundle_bytes() {
-        let files = Files::new();
-        let path = files.directory.path().join("bundle");
-        let bundle = files.guest().write_bundle(&path).unwrap();
-        let bytes = fs::read(&path).unwrap();
-        let align = ALIGN as usize;
-        assert_eq!(bytes.len(), 4 * align);
-        assert_eq!(bundle, Bundle { path, size: 4 * ALIGN });
-
-        let (header, padding) = Header::read_from_prefix(&bytes).unwrap();
-        assert_eq!(header.magic, bundle::MAGIC);
-        assert_eq!(header.flags.get(), flags::COUNT);
-        assert_eq!(header.pages.get(), bundle::pages::SMALL);
-        assert_eq!(header.cpus.get(), 2);
-        assert_eq!(header.memory.get(), 128 << 20);
-        assert_eq!((header.kernel_offset.get(), header.kernel_size.get()), (ALIGN, 0x1234));
-        assert_eq!((header.initrd_offset.get(), header.initrd_size.get()), (3 * ALIGN, 0x567));
-        let used = header.command_line_size.get() as usize;
-        assert_eq!(&header.command_line[..used], b"console=ttyAMA0");
-        assert!(header.command_line[used..].iter().all(|byte| *byte == 0));
-
-        let head = bytes.len() - padding.len();
-        assert!(bytes[head..align].iter().all(|byte| *byte == 0));
-        assert_eq!(&bytes[align + 0x38..align + 0x3c], b"ARM\x64");
-        assert_eq!(bytes[align + 0x1233], 0xaa);
-        assert!(bytes[align + 0x1234..3 * align].iter().all(|byte| *byte == 0));
-        assert!(bytes[3 * align..3 * align + 0x567].iter().all(|byte| *byte == 0xbb));
-        assert!(bytes[3 * align + 0x567..].iter().all(|byte| *byte == 0));
-    }
-
-    #[test]
-    fn a_guest_without_initrd() {
-        let files = Files::new();
-        let guest = GuestSettings { initrd: None, pages: Pages::Blocks, ..files.guest() };
-        let path = files.directory.path().join("bundle");
-        assert_eq!(guest.write_bundle(&path).unwrap().size, 3 * ALIGN);
-        let bytes = fs::read(&path).unwrap();
-        let (header, _) = Header::read_from_prefix(&bytes).unwrap();
-        assert_eq!((header.initrd_offset.get(), header.initrd_size.get()), (3 * ALIGN, 0));
-        assert_eq!(header.pages.get(), bundle::pages::BLOCKS);
-    }
-
-    #[test]
-    fn the_longest_command_line_is_not_cut() {
-        let files = Files::new();
-        let guest = GuestSettings { command_line: "x".repeat(COMMAND_LINE_MAX), ..files.guest() };
-        let path = files.directory.path().join("bundle");
-        guest.write_bundle(&path).unwrap();
-        let bytes = fs::read(&path).unwrap();
-        let (header, _) = Header::read_from_prefix(&bytes).unwrap();
-        assert_eq!(header.command_line_size.get() as usize, COMMAND_LINE_MAX);
-        assert_eq!(header.command_line[COMMAND_LINE_MAX], 0);
+    fn refused(files: &GuestFiles, change: impl FnOnce(&mut GuestSettings)) -> String {
+        let mut guest = files.guest();
+        assert!(guest.check().is_ok());
+        change(&mut guest);
+        guest.check().unwrap_err().to_string()
     }
 
     #[test]
     fn bad_settings_are_refused_with_advice() {
-        let files = Files::new();
+        let files = GuestFiles::new();
         let cases = [
-            (files.refused(|guest| guest.memory = 32 << 20), "at least 64M"),
-            (files.refused(|guest| guest.memory = 1 << 40), "at most 255G"),
-            (files.refused(|guest| guest.memory += 100), "not a multiple of 4K"),
+            (refused(&files, |guest| guest.memory = 32 << 20), "at least 64M"),
+            (refused(&files, |guest| guest.memory = 1 << 40), "at most 255G"),
+            (refused(&files, |guest| guest.memory += 100), "not a multiple of 4K"),
             (
-                files.refused(|guest| {
+                refused(&files, |guest| {
                     guest.memory += 4096;
                     guest.pages = Pages::Blocks;
                 }),
                 "not a multiple of 2M",
             ),
-            (files.refused(|guest| guest.cpus = 0), "1 to 64"),
-            (files.refused(|guest| guest.cpus = 65), "1 to 64"),
-            (files.refused(|guest| guest.command_line = "x".repeat(2048)), "2047 at most"),
-            (files.refused(|guest| guest.command_line = "a\nb".to_owned()), "control character"),
+            (refused(&files, |guest| guest.cpus = 0), "1 to 64"),
+            (refused(&files, |guest| guest.cpus = 65), "1 to 64"),
+            (refused(&files, |guest| guest.name = "Web".to_owned()), "`--name Web` is not possible"),
+            (refused(&files, |guest| guest.name = String::new()), "1 to 15 characters"),
+            (refused(&files, |guest| guest.name = "sixteen-letters-".to_owned()), "1 to 15 characters"),
+            (refused(&files, |guest| guest.weight = 0), "`--weight 0` is not possible; give 1 to 1024"),
+            (refused(&files, |guest| guest.weight = 1025), "1 to 1024"),
+            (refused(&files, |guest| guest.command_line = "x".repeat(2048)), "2047 at most"),
+            (refused(&files, |guest| guest.command_line = "a\nb".to_owned()), "control character"),
         ];
         for (error, expected) in cases {
             assert!(error.contains(expected), "{error}");
@@ -464,21 +386,22 @@ mod tests {
 
     #[test]
     fn bad_files_are_refused_with_advice() {
-        let files = Files::new();
+        let files = GuestFiles::new();
         let text = files.write("text", b"hello");
         let empty = files.write("empty", b"");
         let large = files.write("large", b"");
         File::options().write(true).open(&large).unwrap().set_len(200 << 20).unwrap();
-        let nowhere = files.directory.path().join("nowhere");
-        let directory = files.directory.path().to_owned();
+        let nowhere = files.path("nowhere");
+        let directory = files.path("");
         let cases = [
-            (files.refused(|guest| guest.kernel = text), "not an arm64 Image"),
-            (files.refused(|guest| guest.kernel = nowhere.clone()), "cannot read the kernel"),
-            (files.refused(|guest| guest.kernel = directory.clone()), "cannot read the kernel"),
-            (files.refused(|guest| guest.initrd = Some(nowhere)), "cannot read the initrd"),
-            (files.refused(|guest| guest.initrd = Some(directory)), "cannot read the initrd"),
-            (files.refused(|guest| guest.initrd = Some(empty)), "is empty"),
-            (files.refused(|guest| guest.initrd = Some(large)), "the initrd does not fit"),
+            (refused(&files, |guest| guest.initrd = Some(text.clone())), "neither a cpio archive nor a compressed one"),
+            (refused(&files, |guest| guest.kernel = text), "not an arm64 Image"),
+            (refused(&files, |guest| guest.kernel = nowhere.clone()), "cannot read the kernel"),
+            (refused(&files, |guest| guest.kernel = directory.clone()), "cannot read the kernel"),
+            (refused(&files, |guest| guest.initrd = Some(nowhere)), "cannot read the initrd"),
+            (refused(&files, |guest| guest.initrd = Some(directory)), "cannot read the initrd"),
+            (refused(&files, |guest| guest.initrd = Some(empty)), "is empty"),
+            (refused(&files, |guest| guest.initrd = Some(large)), "the initrd does not fit"),
         ];
         for (error, expected) in cases {
             assert!(error.contains(expected), "{error}");

@@ -3,7 +3,8 @@
 //!
 //! Every command that boots the hypervisor uses this launcher. A launch has these steps:
 //!
-//! 1. [`GuestSettings`] are checked on the host and written as a bundle file (modules [`guest`], [`image`], [`layout`]).
+//! 1. [`GuestSettings`] are checked on the host and written as a bundle file (modules [`guest`], [`image`], [`initrd`],
+//!    [`layout`], [`bundle`]).
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The control channel's lines become a [`Control`] with its [`Report`] of figures ([`report`]).
@@ -15,6 +16,7 @@
 //! The crate depends on `twofold-abi`, and on `twofold-workload` for guest modes: only files and lines connect it with
 //! the image.
 
+pub mod bundle;
 pub mod check;
 pub mod child;
 pub mod exits;
@@ -23,6 +25,7 @@ pub mod experiment;
 mod fake;
 pub mod guest;
 pub mod image;
+pub mod initrd;
 pub mod layout;
 pub mod machine;
 pub mod outcome;
@@ -31,9 +34,10 @@ pub mod report;
 pub mod run;
 pub mod verdict;
 
+pub use bundle::Bundle;
 pub use check::Check;
 pub use experiment::{Counted, Experiment, ExperimentError};
-pub use guest::{Bundle, GuestError, GuestSettings, Pages, TestMemory};
+pub use guest::{GuestError, GuestSettings, Pages, TestMemory};
 pub use machine::{Loaded, Machine};
 pub use outcome::{Console, Outcome};
 pub use qemu::{Qemu, QemuError};

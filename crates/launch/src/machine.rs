@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use twofold_abi::control::BOOT_ARGUMENT;
 
-use crate::guest::Bundle;
+use crate::bundle::Bundle;
 
 /// The default CPU model. Without `pauth-impdef`, pointer authentication makes TCG about four times slower.
 pub const CPU_DEFAULT: &str = "max,pauth-impdef=on";

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest's configuration: read from the bundle, and checked before anything is built from it.
+//! One guest's configuration: read from its record in the bundle, and checked before anything is built from it.
 //!
-//! The bundle comes from outside: every offset and size in it is checked against its length here, and nowhere later.
+//! The bundle comes from outside: every offset and size in a record is checked against the file's length here, and
+//! nowhere later.
 
-use twofold_abi::bundle::{self, Header};
+use twofold_abi::bundle;
 use twofold_abi::virt;
 use twofold_memory::Pages;
 use twofold_stage2::Level;
-use zerocopy::FromBytes;
 
-/// A guest to start.
+/// What a guest is made from.
+#[derive(Clone, Copy, Debug)]
 pub struct Config<'a> {
     /// The kernel, a raw arm64 Image.
     pub kernel: &'a [u8],
@@ -23,13 +24,13 @@ pub struct Config<'a> {
     pub cpus: u32,
     /// The limit on the size of mappings.
     pub pages: Pages,
-    /// Bits of [`bundle::flags`].
+    /// Bits of [`bundle::flags`], which are the whole image's.
     pub flags: u32,
     /// Bits of the guest's physical addresses, 32 to 48; `None`: as few as suffice.
     pub ipa_bits: Option<u32>,
     /// Test memory, which is not in the device tree.
     pub test: Option<TestMemory>,
-    /// Bits of [`bundle::POLICIES`].
+    /// Bits of [`bundle::POLICIES`], which are the whole image's.
     pub policies: u32,
 }
 
@@ -47,12 +48,9 @@ pub struct TestMemory {
     pub leaf: Option<Level>,
 }
 
-/// Why a bundle was refused.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a guest's record was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Not a bundle.
-    #[error("the initrd is not a guest bundle of this version: start the image with `cargo xtask run`")]
-    NoBundle,
     /// An offset or size points outside of the bundle.
     #[error("the bundle's {what} reaches beyond its end: it was cut off or damaged")]
     CutOff {
@@ -75,41 +73,42 @@ pub enum ConfigError {
 }
 
 impl<'a> Config<'a> {
-    /// Reads a bundle.
-    pub fn from_bundle(file: &'a [u8]) -> Result<Self, ConfigError> {
-        let (header, _) = Header::ref_from_prefix(file).map_err(|_| ConfigError::NoBundle)?;
-        if header.magic != bundle::MAGIC {
-            return Err(ConfigError::NoBundle);
-        }
-        let text = header.command_line.get(..header.command_line_size.get() as usize);
+    /// Reads a guest's record in the bundle `file`. `flags` and `policies` are the image's.
+    pub(crate) fn read(
+        file: &'a [u8],
+        record: &'a bundle::Guest,
+        flags: u32,
+        policies: u32,
+    ) -> Result<Self, ConfigError> {
+        let text = record.command_line.get(..record.command_line_size.get() as usize);
         let text = text.ok_or(ConfigError::CutOff { what: "command line" })?;
-        let pages = match header.pages.get() {
+        let pages = match record.pages.get() {
             bundle::pages::SMALL => Pages::Small,
             bundle::pages::AUTO | bundle::pages::BLOCKS => Pages::Largest,
             value => return Err(number("page policy", value.into(), "0, 1 or 2")),
         };
-        let memory = header.memory.get();
+        let memory = record.memory.get();
         if memory == 0 || !memory.is_multiple_of(4096) {
             return Err(number("bytes of memory", memory, "a multiple of 4096 that is not 0"));
         }
-        if header.pages.get() == bundle::pages::BLOCKS && !memory.is_multiple_of(2 << 20) {
+        if record.pages.get() == bundle::pages::BLOCKS && !memory.is_multiple_of(2 << 20) {
             return Err(number("bytes of memory", memory, "with blocks only, a multiple of 2 MiB"));
         }
-        let cpus = header.cpus.get();
+        let cpus = record.cpus.get();
         if !(1..=virt::MAX_CPUS).contains(&cpus) {
             return Err(number("vCPUs", cpus.into(), "1 to 64"));
         }
         Ok(Self {
-            kernel: part(file, "kernel", header.kernel_offset.get(), header.kernel_size.get())?,
-            initrd: part(file, "initrd", header.initrd_offset.get(), header.initrd_size.get())?,
+            kernel: part(file, "kernel", record.kernel_offset.get(), record.kernel_size.get())?,
+            initrd: part(file, "initrd", record.initrd_offset.get(), record.initrd_size.get())?,
             command_line: core::str::from_utf8(text).map_err(|_| ConfigError::CommandLine)?,
             memory,
             cpus,
             pages,
-            flags: header.flags.get(),
-            ipa_bits: ipa_bits(header)?,
-            test: test_memory(header)?,
-            policies: policies(header)?,
+            flags,
+            ipa_bits: ipa_bits(record)?,
+            test: test_memory(record)?,
+            policies,
         })
     }
 
@@ -132,16 +131,16 @@ impl TestMemory {
     }
 }
 
-fn ipa_bits(header: &Header) -> Result<Option<u32>, ConfigError> {
-    match header.ipa_bits.get() {
+fn ipa_bits(record: &bundle::Guest) -> Result<Option<u32>, ConfigError> {
+    match record.ipa_bits.get() {
         0 => Ok(None),
         bits @ 32..=48 => Ok(Some(bits)),
         bits => Err(number("bits of a physical address", bits.into(), "32 to 48, or 0")),
     }
 }
 
-fn test_memory(header: &Header) -> Result<Option<TestMemory>, ConfigError> {
-    let (start, size, slots) = (header.test_start.get(), header.test_size.get(), header.test_slots.get());
+fn test_memory(record: &bundle::Guest) -> Result<Option<TestMemory>, ConfigError> {
+    let (start, size, slots) = (record.test_start.get(), record.test_size.get(), record.test_slots.get());
     if slots == 0 && size == 0 {
         return Ok(None);
     }
@@ -156,20 +155,13 @@ fn test_memory(header: &Header) -> Result<Option<TestMemory>, ConfigError> {
         return Err(number("as the start of test memory", start, "a multiple of 4096, with room after it"));
     }
     let slot_size = size / u64::from(slots);
-    let leaf = match header.test_leaf.get() {
+    let leaf = match record.test_leaf.get() {
         0 => None,
         level @ 1..=3 if slot_size.is_power_of_two() => Level::new(level as u8),
         1..=3 => return Err(number("bytes in a slot that is allocated at the start", slot_size, "a power of two")),
         level => return Err(number("as the level of leaves", level.into(), "1 to 3, or 0")),
     };
     Ok(Some(TestMemory { start, slot_size, slots, leaf }))
-}
-
-fn policies(header: &Header) -> Result<u32, ConfigError> {
-    match header.policies.get() {
-        bits if bits & !bundle::POLICIES == 0 => Ok(bits),
-        bits => Err(number("as baselines", bits.into(), "0 to 31")),
-    }
 }
 
 fn part<'a>(file: &'a [u8], what: &'static str, offset: u64, size: u64) -> Result<&'a [u8], ConfigError> {

@@ -6,25 +6,25 @@
 //! waits alone.
 
 use alloc::vec::Vec;
-use core::num::NonZeroU32;
 
 use thiserror::Error;
-use twofold_abi::virt;
+use twofold_abi::{bundle, virt};
 
 use crate::config::Config;
 use crate::images::{self, ImageError};
 use crate::load::{Layout, LoadError};
+use crate::name::Name;
 use crate::scheduler::Weight;
 
 /// A guest to start.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Guest<'a> {
     /// Its name in commands and messages.
-    pub name: &'a str,
+    pub name: Name,
     /// Images, memory and vCPUs.
-    pub config: &'a Config<'a>,
-    /// Its weight in the scheduler, 1 to [`Weight::MAX`].
-    pub weight: u32,
+    pub config: Config<'a>,
+    /// Its weight in the scheduler.
+    pub weight: Weight,
 }
 
 /// What a machine has for guests.
@@ -67,7 +67,7 @@ pub struct Admitted {
 
 /// Why the guests cannot be started together.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum Refused<'a> {
+pub enum Refused {
     /// The machine lacks something.
     #[error(transparent)]
     Missing(#[from] Missing),
@@ -89,7 +89,7 @@ pub enum Refused<'a> {
     #[error("guest {name:?}: {why}")]
     Guest {
         /// The guest.
-        name: &'a str,
+        name: Name,
         /// The reason.
         why: Why,
     },
@@ -98,18 +98,12 @@ pub enum Refused<'a> {
 /// Why one guest cannot be started.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Why {
-    /// The name.
-    #[error("--name: a name has 1 to {NAME_MAX} characters, each a letter from a to z, a digit or a hyphen")]
-    Name,
     /// Another guest has the same name.
     #[error("--name: another guest has this name")]
     SameName,
     /// The number of vCPUs.
     #[error("--cpus {0}: give 1 to {max}", max = virt::MAX_CPUS)]
     Cpus(u32),
-    /// The weight.
-    #[error("--weight {0}: give 1 to {max}", max = Weight::MAX)]
-    Weight(u32),
     /// The memory is not a number of pages.
     #[error("--memory {0}: give a multiple of 4096 bytes that is not 0")]
     Memory(u64),
@@ -131,13 +125,11 @@ pub enum Why {
     Load(#[from] LoadError),
 }
 
-/// The most vCPUs of all guests together: EL2 reserves memory for each.
-pub const MAX_VCPUS: u64 = 512;
-/// The most characters of a name.
-pub const NAME_MAX: usize = 15;
+/// The most vCPUs of all guests together.
+pub const MAX_VCPUS: u64 = bundle::VCPUS_MAX as u64;
 
 /// Checks guests against a machine, in their order: the first that does not fit is named.
-pub fn admit<'a>(guests: &[Guest<'a>], host: &Host) -> Result<Vec<Admitted>, Refused<'a>> {
+pub fn admit(guests: &[Guest<'_>], host: &Host) -> Result<Vec<Admitted>, Refused> {
     if let Some(missing) = host.missing {
         return Err(missing.into());
     }
@@ -182,16 +174,10 @@ pub fn table_frames(config: &Config<'_>) -> u64 {
 const PAGE: u64 = 4096;
 
 fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
-    let config = guest.config;
-    let is_plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
-    if !(1..=NAME_MAX).contains(&guest.name.len()) || !guest.name.bytes().all(is_plain) {
-        return Err(Why::Name);
-    }
+    let config = &guest.config;
     if !(1..=virt::MAX_CPUS).contains(&config.cpus) {
         return Err(Why::Cpus(config.cpus));
     }
-    let weight = NonZeroU32::new(guest.weight).filter(|weight| weight.get() <= Weight::MAX);
-    let weight = Weight::new(weight.ok_or(Why::Weight(guest.weight))?);
     if config.memory == 0 || !config.memory.is_multiple_of(PAGE) {
         return Err(Why::Memory(config.memory));
     }
@@ -204,7 +190,7 @@ fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
         return Err(Why::NoMemory { wanted: frames.div_ceil(256), free: free >> 20 });
     }
     let layout = Layout::new(config)?;
-    Ok(Admitted { layout, frames, vmid, weight })
+    Ok(Admitted { layout, frames, vmid, weight: guest.weight })
 }
 
 const HUGE_PAGE: u64 = twofold_memory::HUGE_PAGE;

@@ -7,7 +7,8 @@
 //!
 //! | module | purpose |
 //! |---|---|
-//! | [`config`], [`load`], [`device_tree`] | the guest's configuration, its place in memory, its device tree |
+//! | [`bundle`], [`name`] | all guests of the image, read from the bundle; a guest's name |
+//! | [`config`], [`load`], [`device_tree`] | one guest's configuration, its place in memory, its device tree |
 //! | [`guests`], [`images`] | several guests on one machine: what fits, and whether images are what they are given as |
 //! | [`agreement`] | the features that the guest's CPUs share, and the CPUs that must not run it |
 //! | [`calls`] | a guest's calls by HVC and SMC: which service answers, and what can be discovered |
@@ -26,6 +27,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod agreement;
+pub mod bundle;
 pub mod calls;
 pub mod claim;
 pub mod config;
@@ -33,6 +35,7 @@ pub mod device_tree;
 pub mod guests;
 pub mod images;
 pub mod load;
+pub mod name;
 pub mod power;
 mod primitive;
 pub mod psci;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Boots a guest under the hypervisor and waits for its end.
+//! Boots guests under the hypervisor and waits for their end.
 //!
-//! Invariant: a guest runs in a directory of its own below `target/run`. The directory remains only if the run failed.
+//! Invariant: a machine runs in a directory of its own below `target/run`. The directory remains only if the run failed.
 //! The logs of a good run replace those of the good run before it.
 
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use twofold_abi::control::{ORACLE_ARGUMENT, RECORD_ARGUMENT, TRACE_ARGUMENT};
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
-use twofold_launch::{GuestSettings, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict};
+use twofold_launch::{Bundle, GuestSettings, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict, bundle};
 
 use crate::build;
 use crate::workspace::Workspace;
@@ -21,15 +21,15 @@ use crate::workspace::Workspace;
 pub struct Boot<'a> {
     /// The prefix of the run directory's name.
     pub label: &'a str,
-    /// The guest.
-    pub guest: GuestSettings,
+    /// The guests.
+    pub guests: Vec<GuestSettings>,
     /// CPU model.
     pub cpu: &'a str,
-    /// The machine's CPUs; `None`: as many as the guest has vCPUs.
+    /// The machine's CPUs; `None`: as many as the guests have vCPUs.
     pub host_cpus: Option<u32>,
     /// Whether the run is deterministic.
     pub deterministic: bool,
-    /// Whether the guest was asked to check itself.
+    /// Whether the guests were asked to check themselves.
     pub checked: bool,
     /// The limit against hangs.
     pub timeout: Option<Duration>,
@@ -53,21 +53,21 @@ pub enum Image<'a> {
 }
 
 impl Boot<'_> {
-    /// Boots the guest and waits for its end. A bad verdict becomes an error with the console's last lines and the path
+    /// Boots the guests and waits for their end. A bad verdict becomes an error with the console's last lines and the path
     /// of the logs.
     pub fn run(&self, workspace: &Workspace, qemu: &Qemu) -> anyhow::Result<Outcome> {
         let runs = workspace.runs()?;
         let prefix = format!("{}-", self.label);
         let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(&runs).context("cannot write logs")?;
         let bundle_path = directory.path().join("guest.bundle");
-        let bundle = self.guest.write_bundle(&bundle_path)?;
+        let bundle = Bundle::write(&self.guests, &bundle_path)?;
         let machine = Machine {
             image: self.image.program().image(workspace),
-            loaded: Loaded::Guest { bundle, memory: self.guest.total_memory() },
-            spare_memory: self.image.spare_memory(&self.guest),
+            loaded: Loaded::Guest { bundle, memory: bundle::total_memory(&self.guests) },
+            spare_memory: self.image.spare_memory(&self.guests),
             append: self.image.argument()?,
             cpu: self.cpu.to_owned(),
-            cpus: self.host_cpus.unwrap_or(self.guest.cpus),
+            cpus: self.host_cpus.unwrap_or_else(|| bundle::machine_cpus(&self.guests)),
             deterministic: self.deterministic,
         };
         let launch = Launch {
@@ -124,12 +124,13 @@ impl Image<'_> {
         }
     }
 
-    /// Memory in bytes beyond the guest's. The oracle keeps a copy of the guest's memory; a recording takes heap.
-    fn spare_memory(self, guest: &GuestSettings) -> u64 {
+    /// Memory in bytes beyond the guests'. The oracle keeps a copy of the guests' memory; a recording takes heap.
+    fn spare_memory(self, guests: &[GuestSettings]) -> u64 {
+        let memory: u64 = guests.iter().map(|guest| guest.memory).sum();
         match self {
             Self::Plain | Self::Tracing(_) => 0,
-            Self::Oracle(_) => 2 * guest.memory,
-            Self::Recording(_) => guest.memory / 8,
+            Self::Oracle(_) => 2 * memory,
+            Self::Recording(_) => memory / 8,
         }
     }
 

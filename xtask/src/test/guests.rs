@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use libtest_mimic::{Failed, Trial};
 use twofold_abi::bundle::flags;
+use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::{GuestSettings, Outcome, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
@@ -62,6 +63,8 @@ struct Hostile {
 impl Hostile {
     fn boot(&self, command_line: String, flags: u32, cpu: &str) -> anyhow::Result<Outcome> {
         let guest = GuestSettings {
+            name: NAME_DEFAULT.to_owned(),
+            weight: WEIGHT_DEFAULT,
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line,
@@ -74,7 +77,7 @@ impl Hostile {
         };
         let boot = Boot {
             label: "hostile",
-            guest,
+            guests: vec![guest],
             cpu,
             host_cpus: None,
             deterministic: false,

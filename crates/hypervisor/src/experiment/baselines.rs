@@ -19,6 +19,7 @@ mod without {
     use super::NoBaselines;
 
     /// No baselines.
+    #[derive(Clone, Copy)]
     pub struct Baselines;
 
     impl Baselines {
@@ -44,6 +45,7 @@ mod replaced {
     use super::NoBaselines;
 
     /// The techniques and baselines of a guest.
+    #[derive(Clone, Copy)]
     pub struct Baselines(Policies);
 
     impl Baselines {

@@ -126,7 +126,8 @@ pub(crate) fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mu
     let lines = own.timers.lines(registers, offset);
     cpu.tables_loaded(vm);
     // SAFETY: the seat is the guest's own, whose tables map only its memory, and its VMID is unique.
-    let running = unsafe { switch.load(registers, &vm.seat(index), || vm.memory().stage2().invalidate_for_other_vcpu()) };
+    let running =
+        unsafe { switch.load(registers, &vm.seat(index), || vm.memory().stage2().invalidate_for_other_vcpu()) };
     let active = vm.devices().gic.load(index, cpu.number, lines);
     if active != 0 {
         cpu.redistributor.activate(active);
@@ -149,4 +150,3 @@ pub(crate) fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mu
         Leave::Stop => schedule::block(cpu.number),
     }
 }
-

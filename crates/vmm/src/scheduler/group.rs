@@ -16,7 +16,15 @@ pub struct Weight(NonZeroU32);
 
 impl Weight {
     /// The largest weight.
-    pub const MAX: u32 = 1024;
+    pub const MAX: u32 = twofold_abi::bundle::WEIGHT_MAX;
+
+    /// The weight of this number, unless it is 0 or larger than the largest.
+    pub const fn checked(weight: u32) -> Option<Self> {
+        match NonZeroU32::new(weight) {
+            Some(weight) if weight.get() <= Self::MAX => Some(Self(weight)),
+            _ => None,
+        }
+    }
 
     /// This weight, or the largest one if it is larger.
     pub const fn new(weight: NonZeroU32) -> Self {

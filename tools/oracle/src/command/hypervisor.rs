@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::{GuestSettings, Pages, Policies, Report, machine};
 use twofold_memory::dirty::Tracker;
 use twofold_workspace::boot::{Boot, Image};
@@ -50,6 +51,8 @@ pub fn run(workspace: &Workspace, run: &Run, steps: &Steps) -> anyhow::Result<Ve
         Ok((selected, words))
     })?;
     let guest = GuestSettings {
+        name: NAME_DEFAULT.to_owned(),
+        weight: WEIGHT_DEFAULT,
         kernel: selected.kernel,
         initrd: selected.initrd,
         command_line: "console=ttyAMA0 panic=-1 loglevel=4 twofold.rewrite".to_owned(),
@@ -63,7 +66,7 @@ pub fn run(workspace: &Workspace, run: &Run, steps: &Steps) -> anyhow::Result<Ve
     let argument = plan.to_string();
     let boot = Boot {
         label: "oracle",
-        guest,
+        guests: vec![guest],
         cpu,
         host_cpus: None,
         deterministic: false,

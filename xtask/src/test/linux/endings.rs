@@ -114,7 +114,7 @@ impl Spinning {
         let path = |name: &str| suite.path(&format!("{of}-{name}"));
         let (kernel, initrd) = (path("spinning"), path("small-initrd"));
         fs::write(&kernel, spinning_kernel())?;
-        fs::write(&initrd, b"nothing")?;
+        fs::write(&initrd, b"070701")?;
         // A script writes its process id and then becomes the real QEMU by `exec`, which keeps the id.
         let (pid, qemu) = (path("pid"), path("qemu"));
         let _ = fs::remove_file(&pid);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
+use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::{GuestSettings, Outcome, Pages, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
@@ -70,6 +71,8 @@ impl Suite {
 
     pub fn bare_guest(&self, command_line: &str, flags: u32) -> GuestSettings {
         GuestSettings {
+            name: NAME_DEFAULT.to_owned(),
+            weight: WEIGHT_DEFAULT,
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line: command_line.to_owned(),
@@ -94,7 +97,7 @@ impl Suite {
     fn boot_as(&self, guest: GuestSettings, deterministic: bool) -> anyhow::Result<Outcome> {
         let boot = Boot {
             label: "bare",
-            guest,
+            guests: vec![guest],
             cpu: machine::CPU_DEFAULT,
             host_cpus: None,
             deterministic,

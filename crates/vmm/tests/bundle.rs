@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tests the reading of bundles: what is written is read, a mistake names its guest, and no bytes are too much.
+
+use proptest::prelude::*;
+use twofold_abi::bundle::{self, ALIGN, GUESTS_MAX, Guest, Header, NAME_MAX, WEIGHT_MAX};
+use twofold_vmm::bundle::{Bundle, BundleError};
+use twofold_vmm::config::ConfigError;
+use twofold_vmm::guests::{Host, Refused, Why, admit};
+use twofold_vmm::name::{Name, NotAName};
+use zerocopy::{FromZeros, IntoBytes};
+
+const HOST: Host = Host { free: 4 << 30, vmid_bits: 8, missing: None };
+
+fn header(guests: u32) -> Header {
+    let mut header = Header::new_zeroed();
+    header.magic = bundle::MAGIC;
+    header.guests.set(guests);
+    header
+}
+
+/// A guest whose kernel is the first page after the records of all guests.
+fn guest(name: &str, guests: usize) -> Guest {
+    let mut guest = Guest::new_zeroed();
+    guest.name[..name.len()].copy_from_slice(name.as_bytes());
+    guest.weight.set(64);
+    guest.cpus.set(1);
+    guest.memory.set(64 << 20);
+    guest.kernel_offset.set(head_size(guests) as u64);
+    guest.kernel_size.set(ALIGN);
+    guest
+}
+
+fn head_size(guests: usize) -> usize {
+    (size_of::<Header>() + guests * size_of::<Guest>()).next_multiple_of(ALIGN as usize)
+}
+
+/// The file of these guests, with one kernel.
+fn file(header: &Header, guests: &[Guest]) -> Vec<u8> {
+    let mut file = [header.as_bytes(), guests.as_bytes()].concat();
+    let kernel = head_size(guests.len());
+    file.resize(kernel + ALIGN as usize, 0);
+    file[kernel + 56..kernel + 60].copy_from_slice(b"ARM\x64");
+    file
+}
+
+fn error(guests: &[Guest]) -> BundleError {
+    Bundle::read(&file(&header(guests.len() as u32), guests)).unwrap_err()
+}
+
+#[test]
+fn guests_that_were_read_are_admitted() {
+    let mut db = guest("db", 2);
+    db.weight.set(WEIGHT_MAX);
+    let file = file(&header(2), &[guest("web", 2), db]);
+    let bundle = Bundle::read(&file).unwrap();
+    let [web, db] = &bundle.guests[..] else { panic!("{bundle:?}") };
+    assert_eq!((web.name.as_str(), db.name.as_str()), ("web", "db"));
+    assert_eq!(web.config.kernel.as_ptr(), db.config.kernel.as_ptr());
+    let admitted = admit(&bundle.guests, &HOST).unwrap();
+    assert_eq!(admitted.iter().map(|guest| guest.vmid).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!((admitted[0].weight, admitted[1].weight), (web.weight, db.weight));
+    assert_ne!(web.weight, db.weight);
+}
+
+#[test]
+fn guests_with_one_name_are_not_admitted() {
+    let file = file(&header(2), &[guest("web", 2), guest("web", 2)]);
+    let refused = admit(&Bundle::read(&file).unwrap().guests, &HOST);
+    assert_eq!(refused, Err(Refused::Guest { name: Name::new("web").unwrap(), why: Why::SameName }));
+}
+
+#[test]
+fn as_many_guests_as_a_bundle_can_have_are_read() {
+    let guests: Vec<_> = (0..GUESTS_MAX).map(|number| guest(&format!("g{number}"), GUESTS_MAX as usize)).collect();
+    assert_eq!(Bundle::read(&file(&header(GUESTS_MAX), &guests)).unwrap().guests.len(), GUESTS_MAX as usize);
+    for count in [0, GUESTS_MAX + 1, u32::MAX] {
+        assert_eq!(Bundle::read(&file(&header(count), &guests)).unwrap_err(), BundleError::Guests(count));
+    }
+}
+
+#[test]
+fn a_number_of_guests_beyond_the_file_is_refused() {
+    let whole = file(&header(3), &["a", "b", "c"].map(|name| guest(name, 3)));
+    let records = size_of::<Header>() + 3 * size_of::<Guest>();
+    for size in [size_of::<Header>(), records - size_of::<Guest>(), records - 1] {
+        assert_eq!(Bundle::read(&whole[..size]).unwrap_err(), BundleError::CutOff(3), "{size} bytes");
+    }
+    // With its records, it is the kernel that is missing.
+    assert!(matches!(Bundle::read(&whole[..records]).unwrap_err(), BundleError::Guest { .. }));
+    assert_eq!(Bundle::read(&whole[..size_of::<Header>() - 1]).unwrap_err(), BundleError::NoBundle);
+    let other = Header { magic: *b"TWOFOLD\x02", ..header(1) };
+    assert_eq!(Bundle::read(&file(&other, &[guest("a", 1)])).unwrap_err(), BundleError::NoBundle);
+}
+
+#[test]
+fn a_mistake_names_its_guest() {
+    let mut bad = guest("bad", 2);
+    bad.cpus.set(65);
+    let text = error(&[guest("good", 2), bad]).to_string();
+    assert_eq!(text, "guest \"bad\": the bundle asks for 65 vCPUs: 1 to 64");
+    let mut bad = guest("bad", 2);
+    bad.kernel_size.set(ALIGN + 1);
+    let name = Name::new("bad").unwrap();
+    let why = ConfigError::CutOff { what: "kernel" };
+    assert_eq!(error(&[guest("good", 2), bad]), BundleError::Guest { name, why });
+    for weight in [0, WEIGHT_MAX + 1] {
+        let mut bad = guest("bad", 2);
+        bad.weight.set(weight);
+        assert_eq!(error(&[guest("good", 2), bad]), BundleError::Weight { name, weight });
+    }
+    let text = error(&[guest("good", 2), guest("Bad", 2)]).to_string();
+    assert!(text.starts_with("guest 2 of the bundle: --name: "), "{text}");
+}
+
+#[test]
+fn baselines_without_a_meaning_are_refused() {
+    let mut header = header(1);
+    header.policies.set(bundle::POLICIES);
+    let read = file(&header, &[guest("a", 1)]);
+    assert_eq!(Bundle::read(&read).unwrap().guests[0].config.policies, bundle::POLICIES);
+    header.policies.set(bundle::POLICIES + 1);
+    let read = file(&header, &[guest("a", 1)]);
+    assert_eq!(Bundle::read(&read).unwrap_err(), BundleError::Policies(bundle::POLICIES + 1));
+}
+
+#[test]
+fn a_name_needs_no_quotes() {
+    for good in ["a", "web-1", "0", "-", "fifteen-letters"] {
+        let name = Name::new(good).unwrap();
+        assert_eq!(
+            (name.as_str(), format!("{name}"), format!("{name:?}")),
+            (good, good.to_owned(), format!("{good:?}"))
+        );
+    }
+    for bad in ["", "sixteen-letters-", "far more than sixteen letters", "Web", "a b", "a\0", "a\0b", "ä", "a\n"] {
+        assert_eq!(Name::new(bad), Err(NotAName), "{bad:?}");
+    }
+    assert_eq!(Name::from_padded(*b"a\0b\0\0\0\0\0\0\0\0\0\0\0\0\0"), Err(NotAName));
+    assert_eq!(Name::from_padded([b'a'; NAME_MAX + 1]), Err(NotAName));
+}
+
+proptest! {
+    /// Whatever the numbers are, nothing panics, and what is read is inside the file.
+    #[test]
+    fn any_numbers_are_read_or_refused(
+        count in 0_u32..6,
+        size in 0_usize..20_000,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+    ) {
+        let guests: Vec<_> = (0..count).map(|number| guest(&format!("g{number}"), count as usize)).collect();
+        let mut file = file(&header(count), &guests);
+        // Numbers are in the first bytes of the header and of each record.
+        for (index, byte) in changes {
+            let record = index.index(count.max(1) as usize);
+            let at = size_of::<Header>() * record.min(1) + size_of::<Guest>() * record + index.index(104);
+            let length = file.len();
+            file[at.min(length - 1)] = byte;
+        }
+        file.truncate(size.max(8));
+        let Ok(bundle) = Bundle::read(&file) else { return Ok(()) };
+        let inside = file.as_ptr_range();
+        for guest in &bundle.guests {
+            let kernel = guest.config.kernel.as_ptr_range();
+            prop_assert!(kernel.start >= inside.start && kernel.end <= inside.end);
+        }
+        let _ = admit(&bundle.guests, &HOST);
+    }
+}
