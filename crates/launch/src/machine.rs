@@ -81,6 +81,14 @@ impl Machine {
         (used + used / 128 + self.spare_memory + HYPERVISOR_MEMORY).max(MACHINE_MEMORY_MIN).next_multiple_of(1 << 20)
     }
 
+    /// The names of the guests, if there are several.
+    pub fn several(&self) -> &[String] {
+        match &self.loaded {
+            Loaded::Guest { bundle, .. } if bundle.names.len() > 1 => &bundle.names,
+            _ => &[],
+        }
+    }
+
     /// QEMU's arguments; the image's control channel is written to the file `control`.
     pub fn arguments(&self, serial: Serial, control: &Path) -> Vec<OsString> {
         let mut arguments = Vec::new();
@@ -166,7 +174,7 @@ mod tests {
     fn machine() -> Machine {
         Machine {
             image: "twofold.img".into(),
-            loaded: Loaded::Guest { bundle: Bundle { path: "guest.bundle".into(), size: 40 << 20 }, memory: 512 << 20 },
+            loaded: Loaded::Guest { bundle: Bundle { path: "guest.bundle".into(), size: 40 << 20, names: Vec::new() }, memory: 512 << 20 },
             spare_memory: 0,
             append: None,
             cpu: CPU_DEFAULT.to_owned(),

@@ -110,7 +110,7 @@ impl Launch<'_> {
         let mut child = self.start(Serial::Pipe)?;
         let lines = child.lines();
         let deadline = self.deadline();
-        let mut console = Console::default();
+        let mut console = Console::of(self.machine.several());
         let mut take = |line: String| -> Result<(), RunError> {
             writeln!(log, "{line}").map_err(log_error)?;
             on_line(&line);

@@ -43,8 +43,8 @@ impl Verdict {
     /// The verdict on `outcome`; `checked`: the guest was asked to check itself.
     pub fn new(outcome: &Outcome, checked: bool) -> Self {
         let control = &outcome.control;
-        let failed_check = || match &outcome.console.check {
-            Check::Failed(line) if checked => Some(Self::CheckFailed(line.clone())),
+        let failed_check = || match outcome.console.check() {
+            Check::Failed(line) if checked => Some(Self::CheckFailed(line)),
             _ => None,
         };
         let impossible = control.report.impossible();
@@ -54,10 +54,10 @@ impl Verdict {
             }
             Some(exit::POWER_OFF) if control.end.is_none() => Self::Left,
             Some(exit::POWER_OFF) if impossible.is_some() => Self::Miscounted(impossible.unwrap_or_default()),
-            Some(exit::POWER_OFF) if checked => match &outcome.console.check {
+            Some(exit::POWER_OFF) if checked => match outcome.console.check() {
                 Check::Ok => Self::Ok,
                 Check::Missing => Self::CheckMissing,
-                Check::Failed(line) => Self::CheckFailed(line.clone()),
+                Check::Failed(line) => Self::CheckFailed(line),
             },
             Some(exit::POWER_OFF) => Self::Ok,
             Some(exit::RESET) => failed_check().unwrap_or(Self::Reset),
@@ -74,10 +74,10 @@ impl Verdict {
     /// The verdict on a kernel that ran by itself ([`Loaded::Kernel`](crate::Loaded)). It has no control channel, and
     /// QEMU ends with 0 even if it panics, so only the kernel's own line on its check counts.
     pub fn of_kernel(outcome: &Outcome) -> Self {
-        match (outcome.status, &outcome.console.check) {
+        match (outcome.status, outcome.console.check()) {
             (Some(exit::POWER_OFF), Check::Ok) => Self::Ok,
             (Some(exit::POWER_OFF), Check::Missing) => Self::CheckMissing,
-            (Some(exit::POWER_OFF), Check::Failed(line)) => Self::CheckFailed(line.clone()),
+            (Some(exit::POWER_OFF), Check::Failed(line)) => Self::CheckFailed(line),
             (status, _) => Self::Qemu(status, outcome.stderr.trim().to_owned()),
         }
     }
