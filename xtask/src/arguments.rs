@@ -141,6 +141,9 @@ pub struct RunOptions {
     /// Number of the machine's CPUs, which the vCPUs share, 1 to 64. Default: one for each vCPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS)))]
     pub host_cpus: Option<u32>,
+    /// Lets a guest that asks for a reset begin anew from its images, as on a terminal; without it, a check ends then
+    #[arg(long)]
+    pub restart: bool,
     /// Size of the mappings of guest memory
     #[arg(long, value_enum, default_value_t = PagesOption::Auto)]
     pub pages: PagesOption,

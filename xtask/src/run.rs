@@ -199,10 +199,17 @@ fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathB
         memory: options.memory.bytes(),
         cpus: options.cpus,
         pages: options.pages.into(),
-        flags: if mode.is_counted() { flags::COUNT } else { 0 },
+        flags: image_flags(options, mode),
         test: None,
         policies: Policies::default(),
     }
+}
+
+/// On a terminal a guest that asks for a reset begins anew. A check ends then, because the guest's own check failed.
+fn image_flags(options: &RunOptions, mode: Mode) -> u32 {
+    let count = if mode.is_counted() { flags::COUNT } else { 0 };
+    let restart = if options.restart || mode == Mode::Console { flags::RESTART } else { 0 };
+    count | restart
 }
 
 fn command_line(own_kernel: bool, append: Option<&str>, mode: Mode) -> String {

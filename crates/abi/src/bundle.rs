@@ -37,6 +37,8 @@ pub mod flags {
     pub const MEASURE: u32 = 1 << 2;
     /// Ignore FEAT_S2FWB, which forces stage 2 to be write-back, so that the engine does cache maintenance.
     pub const NO_FORCED_WRITE_BACK: u32 = 1 << 3;
+    /// A guest that asks for a reset begins anew from its images. Without this bit a reset ends the guest.
+    pub const RESTART: u32 = 1 << 4;
 }
 
 /// Values of [`Guest::pages`]: how large the mappings of guest RAM may be.

@@ -15,7 +15,6 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use smccc::psci::Error as Refused;
 use spin::Mutex;
 use thiserror::Error;
-use twofold_vmm::psci::NotStarted;
 
 use crate::board::Board;
 use crate::sysreg::dsb_ishst;
@@ -33,18 +32,6 @@ pub enum StartError {
     /// The firmware refused.
     #[error("PSCI CPU_ON of CPU {0}: {1}")]
     Firmware(usize, Refused),
-}
-
-/// For a guest that switches a vCPU on.
-impl From<StartError> for NotStarted<StartError> {
-    fn from(error: StartError) -> Self {
-        match error {
-            // The vCPU is marked off, but its CPU is not off yet: the guest may try again.
-            StartError::Firmware(_, Refused::AlreadyOn) => Self::AlreadyOn,
-            StartError::Firmware(_, Refused::OnPending) => Self::OnPending,
-            _ => Self::Failed(error),
-        }
-    }
 }
 
 /// Starts the CPU at place `index` of [`Board::cpus`]. It runs `main(index)`, and turns itself off when that returns.

@@ -129,6 +129,20 @@ impl Devices {
         self.set_uart_line(here, uart, line);
     }
 
+    /// All devices are as after a reset. No vCPU is loaded.
+    pub fn reset(&self) {
+        {
+            let mut uart = self.uart.lock();
+            uart.model = Pl011::new();
+            self.set_uart_line(None, &mut uart, false);
+        }
+        let mut rtc = self.rtc.lock();
+        *rtc = Pl031::new(self.clock.now());
+        self.gic.set_shared(None, virt::RTC_INTERRUPT, false);
+        // It fails only if a vCPU is loaded.
+        let _ = self.gic.reset();
+    }
+
     /// The machine's time at which the clock has its alarm, if it has one.
     #[must_use]
     pub fn alarm(&self) -> Option<u64> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Twofold's EL2 image: a small hypervisor that runs one guest, and maps its memory on first touch.
+//! Twofold's EL2 image: a small hypervisor that runs guests, and maps their memory on first touch.
 //!
 //! An image is a binary that names its main function with [`entry!`]:
 //!
@@ -12,10 +12,12 @@
 //!
 //! | module | purpose |
 //! |---|---|
-//! | [`start`] | from a bundle to a running guest |
+//! | [`start`] | from a bundle to running guests |
 //! | [`survey`] | reads the features of each CPU that will run a vCPU |
 //! | [`vm`] | the virtual machine: the state that its vCPUs share, and its end |
-//! | [`vcpu`] | enter, exit, answer, enter again |
+//! | [`schedule`] | which vCPU or task runs on which CPU: the scheduler's lock, and the loop of a CPU |
+//! | [`vcpu`] | a vCPU's turn: enter, exit, answer, enter again |
+//! | [`restart`] | a guest that begins anew after a reset |
 //! | [`inject`] | exceptions that EL2 raises in the guest |
 //! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
 //! | [`emulation`], [`mmio`] | the guest's devices, and its accesses to them |
@@ -79,6 +81,7 @@ pub mod platform;
 pub mod pmu;
 pub mod power;
 pub mod registers;
+pub mod restart;
 pub mod schedule;
 pub mod semihosting;
 pub mod serial;

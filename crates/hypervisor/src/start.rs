@@ -16,7 +16,6 @@ use twofold_vmm::config::Config;
 use twofold_vmm::device_tree;
 use twofold_vmm::guests::{self, Admitted, Guest, Host, Refused};
 use twofold_vmm::name::Name;
-use twofold_vmm::power::Start;
 use twofold_vmm::scheduler::Scheduler;
 
 use crate::board::Board;
@@ -30,6 +29,7 @@ use crate::guest_cpu::GuestCpu;
 use crate::memory::Taken;
 use crate::platform::Counted;
 use crate::registers::Cpu;
+use crate::restart::Images;
 use crate::schedule::{self, Entity};
 use crate::survey::{self, SurveyError};
 use crate::vm::{self, Parts, Vm};
@@ -56,7 +56,10 @@ struct Made {
 fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
     let guests = vm::install(made.guests);
     panic::set_last_exits(vm::write_last_exits);
-    let entities = guests.iter().flat_map(|vm| (0..vm.vcpus.len()).map(move |index| Entity::Vcpu(vm, index)));
+    // In the order in which `Maker::guest` has added them.
+    let of =
+        |vm: &'static Vm| (0..vm.vcpus.len()).map(move |index| Entity::Vcpu(vm, index)).chain([Entity::Restart(vm)]);
+    let entities = guests.iter().flat_map(of);
     schedule::begin(made.scheduler, entities.collect(), &board.cpus[..made.cpus]);
     for vm in guests {
         schedule::wake(vm.vcpus[0].entity);
@@ -129,7 +132,7 @@ pub fn cannot_start(why: &StartupError) -> ! {
     shutdown::exit(exit::CANNOT_START)
 }
 
-fn make(board: &'static Board, bundle: &Bundle<'_>, taken: Taken) -> Result<Made, StartupError> {
+fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result<Made, StartupError> {
     let has = |flag| bundle.flags & flag != 0;
     let vcpus: u32 = bundle.guests.iter().map(|guest| guest.config.cpus).sum();
     let cpus = board.cpus.len().min(vcpus as usize);
@@ -177,7 +180,7 @@ struct Maker {
 impl Maker {
     fn guest(
         &mut self,
-        guest: &Guest<'_>,
+        guest: &Guest<'static>,
         admitted: &Admitted,
         mut frames: Frames,
         baselines: Baselines,
@@ -188,6 +191,7 @@ impl Maker {
         let group = self.scheduler.add_group(admitted.weight);
         let affinities: Vec<u64> = (0..u64::from(config.cpus)).map(affinity).collect();
         let vcpus: Vec<_> = affinities.iter().map(|mpidr| (*mpidr, self.scheduler.add(group))).collect();
+        let task = self.scheduler.add(group);
         let wire = if self.shares_uart { Wire::shared(*name) } else { Wire::Whole };
         let devices = Devices::new(self.board, &vcpus, &self.sources, wire)?;
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
@@ -214,7 +218,8 @@ impl Maker {
             devices,
             guest_cpu: self.guest_cpu,
             vcpus,
-            boot: Start { entry: layout.kernel.raw(), argument: layout.device_tree.raw() },
+            images: Images { config: *config, layout, device_tree: blob },
+            task,
             flags: config.flags,
             waits_trap,
         }))

@@ -12,14 +12,15 @@ use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use spin::{Mutex, MutexGuard, Once};
-use twofold_abi::{bundle, exit};
-use twofold_memory::{GuestMemory, SlotId};
-use twofold_stage2::Features;
+use twofold_abi::{bundle, exit, virt};
+use twofold_memory::{Error, GuestMemory, SlotId};
+use twofold_stage2::{Features, Ipa};
 use twofold_vmm::agreement;
 use twofold_vmm::claim::Claim;
 use twofold_vmm::name::Name;
 use twofold_vmm::power::{Power, Start};
 use twofold_vmm::refusals::Refusals;
+use twofold_vmm::restart::Why;
 use twofold_vmm::scheduler::EntityId;
 
 use crate::board::Board;
@@ -30,11 +31,12 @@ use crate::gic::physical::{self, OwnRedistributor};
 use crate::gic::sources::Sources;
 use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::registers::{self, Confinement};
+use crate::restart::{Images, Progress, Restart};
 use crate::schedule::deadlines::Due;
 use crate::stats::{self, Figures, Stats};
 use crate::switch::{LastVcpu, Seat};
 use crate::vcpu::Vcpu;
-use crate::{control, cpus, platform, power, shutdown, timer};
+use crate::{control, cpus, platform, power, schedule, shutdown, timer};
 
 /// The virtual machine.
 pub struct Vm {
@@ -56,6 +58,9 @@ pub struct Vm {
     /// What the guest has beside its memory.
     devices: Devices,
     power: Mutex<Power>,
+    restart: Restart,
+    /// The task that restarts the guest.
+    task: EntityId,
     flags: u32,
     /// The calls by which the guest measures itself; `None` if its bundle does not allow them.
     vendor: Option<VendorCalls>,
@@ -89,8 +94,10 @@ pub struct Parts {
     pub guest_cpu: GuestCpu,
     /// The vCPUs: their affinities, as in MPIDR_EL1, and what the scheduler calls them.
     pub vcpus: Vec<(u64, EntityId)>,
-    /// Where the first vCPU begins.
-    pub boot: Start,
+    /// Kernel, initrd and device tree, which are in RAM already.
+    pub images: Images,
+    /// What the scheduler calls the task that restarts the guest.
+    pub task: EntityId,
     /// The bundle's flags.
     pub flags: u32,
     /// Whether WFI and WFE give up the CPU, because there are more vCPUs than CPUs.
@@ -160,8 +167,20 @@ impl Vm {
     /// A virtual machine whose vCPUs are off, except the first one, which begins when it is woken. Its counters begin now.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { name, memory: (memory, ram, test), sources, devices, guest_cpu, vcpus, boot, flags, waits_trap } =
-            parts;
+        let Parts {
+            name,
+            memory: (memory, ram, test),
+            sources,
+            devices,
+            guest_cpu,
+            vcpus,
+            images,
+            task,
+            flags,
+            waits_trap,
+        } = parts;
+        let layout = &images.layout;
+        let boot = Start { entry: layout.kernel.raw(), argument: layout.device_tree.raw() };
         let affinities = vcpus.iter().map(|(mpidr, _)| mpidr & AFFINITY);
         let power = Mutex::new(Power::new(affinities, boot));
         let slot = |(index, (mpidr, entity)): (usize, &(u64, EntityId))| VcpuSlot {
@@ -180,6 +199,8 @@ impl Vm {
             sources,
             devices,
             power,
+            restart: Restart::new(images),
+            task,
             flags,
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
             refusals: Refusals::default(),
@@ -268,6 +289,50 @@ impl Vm {
 
     pub(crate) fn panics_on_call(&self) -> bool {
         self.flags & bundle::flags::TEST_PANIC != 0
+    }
+
+    /// The guest asks for a reset. It begins anew, if the bundle says so; otherwise it ends.
+    pub(crate) fn reset(&self, why: Why) {
+        if self.flags & bundle::flags::RESTART == 0 {
+            return self.end(End::Reset);
+        }
+        if !self.end.take() {
+            return;
+        }
+        control::log(format_args!("guest{}: reset", self.called()));
+        self.restart.begin(why);
+        self.devices.gic.kick_all();
+        schedule::wake(self.task);
+    }
+
+    /// A piece of the work of a restart.
+    pub(crate) fn restart(&self) -> Progress {
+        self.restart.work(self).unwrap_or_else(|error| {
+            // The guest holds the claim since its reset.
+            control::error(format_args!("the guest{} cannot begin anew: {error}", self.called()));
+            self.last_words(("error", exit::CANNOT_START));
+            Progress::Finished
+        })
+    }
+
+    /// Makes up to `most` bytes of RAM from this offset on read as zero. Returns how many; `None`: there are no more.
+    pub(crate) fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error> {
+        let start = Ipa::new(virt::RAM_BASE) + offset;
+        if offset >= self.restart.ram_size() {
+            return Ok(None);
+        }
+        self.memory.clear(self.ram, start..start + most)?;
+        Ok(Some(most))
+    }
+
+    /// R7: all vCPUs are off, and the first one begins.
+    pub(crate) fn begin_again(&self) {
+        for vcpu in &self.vcpus {
+            vcpu.state.lock().switch_off();
+        }
+        self.power.lock().restart();
+        self.end.give_back();
+        schedule::wake(self.vcpus[0].entity);
     }
 
     /// The guest has ended itself. Its vCPUs stop. If it was the last guest, this reports, and exits.

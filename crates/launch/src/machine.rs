@@ -174,7 +174,10 @@ mod tests {
     fn machine() -> Machine {
         Machine {
             image: "twofold.img".into(),
-            loaded: Loaded::Guest { bundle: Bundle { path: "guest.bundle".into(), size: 40 << 20, names: Vec::new() }, memory: 512 << 20 },
+            loaded: Loaded::Guest {
+                bundle: Bundle { path: "guest.bundle".into(), size: 40 << 20, names: Vec::new() },
+                memory: 512 << 20,
+            },
             spare_memory: 0,
             append: None,
             cpu: CPU_DEFAULT.to_owned(),

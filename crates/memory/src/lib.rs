@@ -72,6 +72,7 @@ mod answer;
 pub mod async_fault;
 #[cfg(feature = "baselines")]
 pub mod baselines;
+mod clear;
 pub mod dirty;
 mod fault;
 mod frame_of;

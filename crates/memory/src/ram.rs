@@ -2,8 +2,8 @@
 //! The backing of guest RAM: huge pages (2 MiB), each a run of frames that is taken at its first touch.
 //!
 //! The frames of a huge page are contiguous, so it can be mapped by pages or as a block without moving anything. One
-//! bit for each page says that it is ready. A page is zeroed once, just before it is first mapped, and never again
-//! while the slot lives.
+//! bit for each page says that it is ready. A page is zeroed once, just before it is first mapped, and again only after
+//! [`clear`](crate::GuestMemory::clear).
 //!
 //! With a page store (module [`swap`](crate::swap)), single pages may leave. From then on their huge page is kept page by
 //! page ([`Singles`]), and is not mapped as a block again.
@@ -83,6 +83,15 @@ pub(crate) enum Kind<'a> {
     Single(&'a mut Page, &'a mut u64),
 }
 
+/// What [`Ram::forget`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Forgotten {
+    /// The pages read as zero.
+    All,
+    /// Nothing: the huge page is kept page by page.
+    Singles,
+}
+
 /// A page of guest RAM that has frames, with the state of its huge page.
 pub(crate) struct BackedPage<'a> {
     frames: &'a Lent,
@@ -154,6 +163,25 @@ impl Ram {
             HugePage { frames: Backing::Whole(frames), ready } if *ready == [!0; 8] => Some(frames),
             _ => None,
         }
+    }
+
+    /// The pages of `range`, which is in one huge page and not mapped, lose their content: they are zeroed again before
+    /// they are mapped or written.
+    pub(crate) fn forget(&mut self, range: &IpaRange) -> Forgotten {
+        let (first, count) = (self.offset_and_page(range.start).1, ((range.end - range.start) / FRAME) as usize);
+        let index = self.index(range.start);
+        let Some(part) = &mut self.parts[index / PART] else { return Forgotten::All };
+        let huge_page = &mut part[index % PART];
+        match huge_page.frames {
+            Backing::None => {}
+            Backing::Whole(_) => {
+                for page in first..first + count {
+                    huge_page.ready[page / 64] &= !(1 << (page % 64));
+                }
+            }
+            Backing::Singles(_) => return Forgotten::Singles,
+        }
+        Forgotten::All
     }
 
     /// The content of the page at `ipa`.

@@ -70,11 +70,24 @@ pub enum Reply {
 }
 
 /// Answers the call of vCPU `caller` with these values in x0 to x3.
+#[inline]
 pub fn call(power: &mut Power, host: &mut impl Host, caller: usize, arguments: [u64; 4]) -> Reply {
+    let [function, first, second, third] = arguments;
+    let function = function as u32;
+    // PSCI is what guests call most.
+    if power::is_call(function) {
+        let reply = power.call(caller, function, [first, second, third], |address| host.is_ram(address));
+        return reply.map_or(value(error::NOT_SUPPORTED.into()), Reply::Power);
+    }
     if !power.can_call(caller) {
         return Reply::Power(power::Reply::Stop);
     }
-    let [function, first, second, third] = arguments;
+    other(host, caller, [function.into(), first, second, third])
+}
+
+/// Answers a call that is not PSCI's.
+#[inline(never)]
+fn other(host: &mut impl Host, caller: usize, [function, first, second, third]: [u64; 4]) -> Reply {
     let function = function as u32;
     let first_masked = first & power::argument_mask(function);
     if let Some(workaround) = workaround(function) {
@@ -106,10 +119,7 @@ pub fn call(power: &mut Power, host: &mut impl Host, caller: usize, arguments: [
             let arguments = [function.into(), first, second, third];
             value(host.vendor(caller, arguments).unwrap_or(error::NOT_SUPPORTED.into()))
         }
-        _ => {
-            let reply = power.call(caller, function, [first, second, third], |address| host.is_ram(address));
-            reply.map_or(value(error::NOT_SUPPORTED.into()), Reply::Power)
-        }
+        _ => value(error::NOT_SUPPORTED.into()),
     }
 }
 

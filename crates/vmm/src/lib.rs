@@ -16,8 +16,7 @@
 //! | [`restart`] | how a guest begins, and begins anew after a reset |
 //! | [`trng`] | random numbers for a guest |
 //! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
-//! | [`psci`] | PSCI for vCPUs that each own a CPU. The hypervisor uses it until its vCPUs share CPUs |
-//! | [`claim`] | a right that only one CPU gets: to switch a vCPU on, to report the end |
+//! | [`claim`] | a right that only one CPU gets: to stop the guest, to report the end |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -38,7 +37,6 @@ pub mod load;
 pub mod name;
 pub mod power;
 mod primitive;
-pub mod psci;
 pub mod refusals;
 pub mod restart;
 pub mod scheduler;

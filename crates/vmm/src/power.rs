@@ -148,10 +148,10 @@ impl Power {
         }
         let mask = argument_mask(function);
         let [first, second, third] = arguments.map(|argument| argument & mask);
+        if let Some(value) = constant(function, first) {
+            return Some(Reply::Return(value));
+        }
         let reply = match function {
-            psci::PSCI_VERSION => Reply::Return(VERSION),
-            psci::PSCI_FEATURES => returned(features(first as u32)),
-            psci::PSCI_MIGRATE_INFO_TYPE => Reply::Return(NO_MIGRATION_NEEDED),
             psci::PSCI_CPU_ON_32 | psci::PSCI_CPU_ON_64 => {
                 let start = Start { entry: second, argument: third };
                 match self.cpu_on(first, start, is_ram) {
@@ -303,6 +303,24 @@ impl Power {
         self.end = Some(end);
         Reply::End(end)
     }
+}
+
+/// The answer of a call that depends on no state, so that it needs no lock: w0 and x1. `None` for any other call.
+#[inline]
+#[must_use]
+pub fn constant(function: u32, first: u64) -> Option<u64> {
+    match function {
+        psci::PSCI_VERSION => Some(VERSION),
+        psci::PSCI_FEATURES => Some(i64::from(features(first as u32)) as u64),
+        psci::PSCI_MIGRATE_INFO_TYPE => Some(NO_MIGRATION_NEEDED),
+        _ => None,
+    }
+}
+
+/// Whether a call belongs to PSCI: its 32 numbers, with 32 or 64-bit arguments.
+pub(crate) fn is_call(function: u32) -> bool {
+    const CALL_64: u32 = 1 << 30;
+    matches!(function & !CALL_64, 0x8400_0000..=0x8400_001f)
 }
 
 /// The bits of an argument that a function reads: a 32-bit call has 32-bit arguments.

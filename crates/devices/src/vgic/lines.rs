@@ -36,6 +36,13 @@ impl Vgic {
         self.set_line(BankId::Private(vcpu), ppi.index(), asserted, here)
     }
 
+    /// Whether the lines of these PPIs of a vCPU, a bit for each INTID, are low, and none is held: reports of low lines
+    /// would change nothing.
+    #[must_use]
+    pub fn is_quiet(&self, vcpu: VcpuId, ppis: u32) -> bool {
+        self.vcpus.get(vcpu.index()).is_none_or(|state| (state.private.line | state.private.held) & ppis == 0)
+    }
+
     /// The physical interrupt that is linked to `ppi` was taken on the CPU where `vcpu` is loaded. The embedder has
     /// dropped its priority (`ICC_EOIR1_EL1` with EOImode 1) and left it active: it fires again only when the guest has
     /// deactivated the virtual one.

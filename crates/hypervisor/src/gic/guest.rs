@@ -113,26 +113,22 @@ impl GuestGic {
         let (Some(id), Some(place)) = (id(vcpu), self.vcpus.get(vcpu)) else { return 0 };
         let mut model = self.model.lock();
         place.cpu.store(cpu as u32, Ordering::Relaxed);
-        for (timer, level) in lines.each() {
-            // The only effects are this vCPU's: `load` puts its new work into the list registers, and returns what is active.
-            let _ = model.set_ppi(id, timer, level, &mut Here::without_vcpu());
-        }
+        // The only effects are this vCPU's: `load` puts its new work into the list registers, and returns what is active.
+        let _ = set_lines(&mut model, id, lines);
         let held = model.load(id, &mut ThisCpu);
         drop(model);
         self.physical(held).fold(0, |active, intid| active | 1_u32.checked_shl(intid).unwrap_or(0))
     }
 
-    /// vCPU `vcpu`, which is loaded on this CPU, leaves it. Returns whether an interrupt is signalled to it.
+    /// vCPU `vcpu`, which is loaded on this CPU, leaves it. Returns whether it `waits` and an interrupt is signalled to it.
     #[inline(never)]
-    pub fn unload(&self, vcpu: usize, lines: TimerLines) -> bool {
+    pub fn unload(&self, vcpu: usize, lines: TimerLines, waits: bool) -> bool {
         let (Some(id), Some(place)) = (id(vcpu), self.vcpus.get(vcpu)) else { return false };
         let mut model = self.model.lock();
         let held = model.held(id);
         let mut effects = model.unload(id, &mut ThisCpu);
-        for (timer, level) in lines.each() {
-            effects = effects.and(model.set_ppi(id, timer, level, &mut Here::without_vcpu()));
-        }
-        let is_signalled = model.has_deliverable(id, &Here::without_vcpu());
+        effects = effects.and(set_lines(&mut model, id, lines));
+        let is_signalled = waits && model.has_deliverable(id, &Here::without_vcpu());
         place.cpu.store(NOWHERE, Ordering::Relaxed);
         drop(model);
         // The next vCPU of this CPU has timers of its own, behind the same interrupts of the machine.
@@ -310,6 +306,19 @@ impl GuestGic {
         let of = |intid: Intid, physical| (linked >> intid.raw() & 1 == 1).then_some(physical);
         of(VIRTUAL_TIMER, self.sources.virtual_timer).into_iter().chain(of(PHYSICAL_TIMER, self.sources.physical_timer))
     }
+}
+
+/// Reports the levels of the timers' lines of a vCPU that is not loaded.
+fn set_lines(model: &mut Vgic, id: VcpuId, lines: TimerLines) -> Effects {
+    let mut effects = Effects::default();
+    let is_low = !lines.virtual_timer && !lines.physical_timer;
+    // The usual case, in which the reports would change nothing.
+    if !is_low || !model.is_quiet(id, 1 << VIRTUAL_TIMER.raw() | 1 << PHYSICAL_TIMER.raw()) {
+        for (timer, level) in lines.each() {
+            effects = effects.and(model.set_ppi(id, timer, level, &mut Here::without_vcpu()));
+        }
+    }
+    effects
 }
 
 impl TimerLines {

@@ -14,6 +14,7 @@ use crate::gic::interface;
 use crate::gic::physical::{self, OwnRedistributor};
 use crate::gic::sources::Sources;
 use crate::pmu::Counter;
+use crate::restart::Progress;
 use crate::schedule;
 use crate::stats::Meter;
 use crate::switch::Switch;
@@ -29,6 +30,8 @@ pub(crate) struct ThisCpu {
     pub(crate) deadlines: Deadlines,
     /// When it has to choose again, by the machine's counter.
     pub(crate) until: u64,
+    /// What it does after a turn that was cut short.
+    pub(crate) next: Decision,
     sources: Sources,
     /// The guest whose tables were loaded last.
     last: *const Vm,
@@ -44,11 +47,12 @@ pub(crate) fn run(redistributor: OwnRedistributor, sources: Sources, counts: boo
     let mut switch = unsafe { Switch::new(number) };
     let deadlines = Deadlines::new(schedule::entities());
     let meter = Meter::new(counter);
-    let mut cpu = ThisCpu { number, meter, redistributor, deadlines, until: NEVER, sources, last: ptr::null() };
     let mut next = schedule::pick(number);
+    let mut cpu = ThisCpu { number, meter, redistributor, deadlines, until: NEVER, next, sources, last: ptr::null() };
     loop {
         next = match next.run.and_then(|entity| schedule::entities().get(entity.index())) {
             Some(Entity::Vcpu(vm, index)) => vcpu::turn(vm, *index, &mut cpu, &mut switch, next.until),
+            Some(Entity::Restart(vm)) => cpu.work(next, || vm.restart()),
             None => cpu.wait(),
         };
     }
@@ -57,15 +61,50 @@ pub(crate) fn run(redistributor: OwnRedistributor, sources: Sources, counts: boo
 impl ThisCpu {
     /// I2 and I3: waits for an interrupt, and chooses again.
     fn wait(&mut self) -> Decision {
-        let first = self.deadlines.first();
-        timer::arm((first != NEVER).then_some(first));
+        self.until = NEVER;
+        self.arm();
         // SAFETY: waiting changes nothing. The barrier lets what this CPU has written be seen before it waits.
         unsafe { asm!("dsb ish", "wfi", options(nostack, preserves_flags)) };
+        self.take_interrupts();
+        let _noted = schedule::is_due(self.number);
+        schedule::pick(self.number)
+    }
+
+    /// A turn of a task of the hypervisor, which does its work in pieces. Between two of them this CPU takes its
+    /// interrupts.
+    fn work(&mut self, decision: Decision, mut piece: impl FnMut() -> Progress) -> Decision {
+        let task = decision.run;
+        self.until = decision.until;
+        self.arm();
+        loop {
+            if piece() == Progress::Finished {
+                return schedule::block(self.number);
+            }
+            self.take_interrupts();
+            if self.has_to_choose() {
+                let next = schedule::pick(self.number);
+                if next.run != task {
+                    return next;
+                }
+                self.until = next.until;
+                self.arm();
+            }
+        }
+    }
+
+    /// Sets EL2's timer to what comes first, while no vCPU is loaded.
+    fn arm(&self) {
+        let first = self.until.min(self.deadlines.first());
+        timer::arm((first != NEVER).then_some(first));
+    }
+
+    /// Takes all interrupts that are pending, while no vCPU is loaded.
+    fn take_interrupts(&mut self) {
         while let Some(intid) = physical::acknowledge() {
             physical::drop_priority(intid);
             if intid == self.sources.own_timer {
                 self.deadlines_passed(None);
-                // The line stays high until the timer is off or set anew.
+                // The line stays high until the timer is off or set anew. Each caller looks for the end of the slice.
                 let first = self.deadlines.first();
                 timer::arm((first != NEVER).then_some(first));
             } else {
@@ -73,8 +112,6 @@ impl ThisCpu {
             }
             physical::deactivate(intid);
         }
-        let _noted = schedule::is_due(self.number);
-        schedule::pick(self.number)
     }
 
     /// Wakes what was waiting for a time that has come. `here` is the vCPU that is loaded on this CPU, if one is.

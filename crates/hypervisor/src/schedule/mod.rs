@@ -38,6 +38,8 @@ pub mod deadlines;
 pub enum Entity {
     /// A vCPU, by its number in its guest.
     Vcpu(&'static Vm, usize),
+    /// The restart of a guest.
+    Restart(&'static Vm),
 }
 
 /// Milliseconds for which a vCPU may keep a CPU while another one waits.

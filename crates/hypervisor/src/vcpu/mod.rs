@@ -70,11 +70,11 @@ enum Power {
     Suspended,
 }
 
-/// Why a turn ends.
+/// Why a turn ends. It fits into a register, because each exit returns one or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leave {
-    /// The CPU does this instead.
-    Preempted(Decision),
+    /// The CPU does something else: [`ThisCpu::next`].
+    Preempted,
     /// The vCPU waits for an interrupt.
     Wait,
     /// The vCPU is off, or its guest has stopped.
@@ -88,6 +88,11 @@ impl Vcpu {
         let observer = Observer::vcpu_starts(index);
         let own = Own { timers: Timers::default(), waiting: None, observer, power: Power::Off };
         Self { registers: State::new(0, 0), own }
+    }
+
+    /// Switches it off, for a guest that begins anew.
+    pub(crate) fn switch_off(&mut self) {
+        self.own.power = Power::Off;
     }
 
     /// Whether it can execute an instruction now. If it was switched on since its last turn, it begins.
@@ -113,6 +118,7 @@ impl Vcpu {
 }
 
 /// A turn of vCPU `index` on this CPU, which lasts until `until` at most. Returns what the CPU does next.
+#[inline(never)]
 pub(crate) fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, until: u64) -> Decision {
     let slot = &vm.vcpus[index];
     let mut vcpu = slot.state.lock();
@@ -137,11 +143,11 @@ pub(crate) fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mu
     let leave = loaded.run();
     loaded.put();
     let lines = own.timers.lines(registers, offset);
-    let is_signalled = vm.devices().gic.unload(index, lines);
+    let is_signalled = vm.devices().gic.unload(index, lines, leave == Leave::Wait);
     let deadline = own.timers.deadline(registers, offset);
     drop(vcpu);
     match leave {
-        Leave::Preempted(decision) => decision,
+        Leave::Preempted => cpu.next,
         Leave::Wait if is_signalled => schedule::pick(cpu.number),
         Leave::Wait => {
             cpu.deadlines.set(Due::Vcpu(slot.entity.index()), deadline);

@@ -5,6 +5,7 @@
 #[path = "../machine/mod.rs"]
 mod machine;
 
+mod clear;
 mod dry;
 mod execute;
 mod first_touch;

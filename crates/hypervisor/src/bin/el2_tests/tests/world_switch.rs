@@ -181,7 +181,7 @@ impl Stage {
             }
         };
         running.put();
-        gic.unload(number, NO_LINES);
+        gic.unload(number, NO_LINES, false);
         differs
     }
 
@@ -309,18 +309,16 @@ fn a_switch_takes_at_most_700_instructions(mut machine: Machine) -> Outcome {
         for turn in 0..30 {
             let Vcpu { guest, number, state } = &mut stage.vcpus[turn % 3];
             set(state, MDSCR, monitor)?;
-            let Guest { guest, gic, last } = &stage.guests[*guest];
+            let Guest { guest, last, .. } = &stage.guests[*guest];
             let (vtcr, vttbr, vcpu) = (guest.stage2.vtcr(), guest.stage2.vttbr(), *number);
             let seat = Seat { hcr: stage.hcr, vtcr, vttbr, vmpidr: 0, counter_offset: 0, vcpu, last };
             let _ = counter.since_last()?;
             // SAFETY: as in `turn`; the vCPU is not entered.
             let mut running = unsafe { stage.cpu.load(state, &seat, invalidate) };
-            let _active = gic.load(vcpu as usize, 0, NO_LINES);
             if uses_fp {
                 running.first_use_of_fp();
             }
             running.put();
-            gic.unload(vcpu as usize, NO_LINES);
             let spent = counter.since_last()?;
             (most, least) = (most.max(spent), least.min(spent));
         }

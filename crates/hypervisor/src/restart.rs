@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest that begins anew after a reset: a task of the hypervisor, which belongs to the guest's own group in the
+//! scheduler. So the guest pays for it, and no other one waits for it.
+//!
+//! [`twofold_vmm::restart`] gives the steps. Each call of [`Restart::work`] does a piece of one, of at most [`PIECE`]
+//! bytes, so that the CPU can take interrupts and run something else between two pieces.
+
+use alloc::vec::Vec;
+
+use spin::Mutex;
+use twofold_memory::{Error, HUGE_PAGE};
+use twofold_stage2::Ipa;
+use twofold_vmm::config::Config;
+use twofold_vmm::load::Layout;
+use twofold_vmm::restart::{self, Image, Step, Why};
+
+use crate::vm::Vm;
+
+/// What a guest begins with.
+pub struct Images {
+    /// Kernel, initrd, and the size of RAM.
+    pub config: Config<'static>,
+    /// Where they go.
+    pub layout: Layout,
+    /// The device tree.
+    pub device_tree: Vec<u8>,
+}
+
+/// The restarts of one guest.
+pub(crate) struct Restart {
+    images: Images,
+    running: Mutex<Option<Running>>,
+}
+
+/// A restart that has begun.
+struct Running {
+    steps: Vec<Step>,
+    /// The step that is next.
+    next: usize,
+    /// How much of it is done, in bytes.
+    done: u64,
+}
+
+/// Whether a restart goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// There is more to do.
+    More,
+    /// The guest runs again, or no restart had begun.
+    Finished,
+}
+
+/// Bytes that one piece copies: about 15,000 instructions, with the zeroing of pages around them.
+const PIECE: usize = 16 << 10;
+
+impl Restart {
+    pub(crate) fn new(images: Images) -> Self {
+        Self { images, running: Mutex::new(None) }
+    }
+
+    /// Bytes of RAM.
+    pub(crate) fn ram_size(&self) -> u64 {
+        self.images.config.memory
+    }
+
+    /// Begins. The guest's vCPUs are about to stop.
+    pub(crate) fn begin(&self, why: Why) {
+        let has_initrd = !self.images.config.initrd.is_empty();
+        let steps = restart::steps(why, &self.images.layout, has_initrd).collect();
+        *self.running.lock() = Some(Running { steps, next: 0, done: 0 });
+    }
+
+    /// Does the next piece.
+    ///
+    /// # Errors
+    ///
+    /// RAM cannot be written. The restart has ended.
+    pub(crate) fn work(&self, vm: &Vm) -> Result<Progress, Error> {
+        let mut guard = self.running.lock();
+        let Some(running) = &mut *guard else { return Ok(Progress::Finished) };
+        let Some(step) = running.steps.get(running.next).copied() else {
+            *guard = None;
+            return Ok(Progress::Finished);
+        };
+        match self.piece(vm, step, running.done) {
+            Ok(Some(more)) => running.done += more,
+            Ok(None) => (running.next, running.done) = (running.next + 1, 0),
+            Err(error) => {
+                *guard = None;
+                return Err(error);
+            }
+        }
+        Ok(Progress::More)
+    }
+
+    /// Does a piece of a step of which `done` bytes are done. Returns how many bytes that is; `None`: the step is done.
+    fn piece(&self, vm: &Vm, step: Step, done: u64) -> Result<Option<u64>, Error> {
+        let Images { config, layout: _, device_tree } = &self.images;
+        match step {
+            // R1: a vCPU that leaves its CPU finds that the guest has stopped.
+            Step::StopVcpus if vm.devices().gic.any_loaded() => return Ok(Some(0)),
+            // R2: the devices do nothing by themselves.
+            Step::StopVcpus | Step::StopDevices => {}
+            Step::DiscardRam => return vm.clear_ram(done, HUGE_PAGE),
+            Step::Load(image, at) => {
+                let content = match image {
+                    Image::Kernel => config.kernel,
+                    Image::Initrd => config.initrd,
+                    Image::DeviceTree => device_tree,
+                };
+                return copy(vm, content, at, done);
+            }
+            Step::ResetDevices => vm.devices().reset(),
+            Step::Invalidate => vm.memory().stage2().invalidate_all(),
+            Step::WakeFirstVcpu => vm.begin_again(),
+        }
+        Ok(None)
+    }
+}
+
+fn copy(vm: &Vm, content: &[u8], at: Ipa, done: u64) -> Result<Option<u64>, Error> {
+    let Some(rest) = content.get(done as usize..).filter(|rest| !rest.is_empty()) else { return Ok(None) };
+    let piece = &rest[..rest.len().min(PIECE)];
+    vm.memory().write(at + done, piece)?;
+    Ok(Some(piece.len() as u64))
+}
