@@ -147,12 +147,25 @@ impl Run {
     /// If the run has no such page.
     #[inline(always)] // a call costs a first touch 6 %
     pub fn zero_page<P: Platform>(&self, platform: &P, features: &Features, offset: u64) {
-        assert!(
-            offset < self.size && offset.is_multiple_of(TablePage::SIZE),
-            "no page {offset:#x} bytes into {self:?}"
-        );
+        if offset >= self.size || !offset.is_multiple_of(TablePage::SIZE) {
+            no_pages(self.pa, self.size, offset, TablePage::SIZE);
+        }
         zero(platform, features.zero_block, self.pa + offset, TablePage::SIZE);
         primitive::data_written(self.pa + offset, TablePage::SIZE);
+    }
+
+    /// Zeroes the pages of `size` bytes that begin `offset` bytes into the run. Both are multiples of 4 KiB.
+    ///
+    /// # Panics
+    ///
+    /// If the run does not have all of them.
+    pub fn zero_pages<P: Platform>(&self, platform: &P, features: &Features, offset: u64, size: u64) {
+        let fits = offset.checked_add(size).is_some_and(|end| end <= self.size);
+        if !fits || !(offset | size).is_multiple_of(TablePage::SIZE) {
+            no_pages(self.pa, self.size, offset, size);
+        }
+        zero(platform, features.zero_block, self.pa + offset, size);
+        primitive::data_written(self.pa + offset, size);
     }
 
     /// Zeroes all of it.
@@ -318,6 +331,13 @@ impl<T: TableSource + ?Sized> TableSource for &mut T {
     fn give(&mut self, page: TablePage) {
         T::give(self, page);
     }
+}
+
+/// Out of line, and by value: formatting in place would force the arguments into memory at each first touch.
+#[cold]
+#[inline(never)]
+fn no_pages(pa: Pa, run: u64, offset: u64, size: u64) -> ! {
+    panic!("no pages of {size:#x} bytes {offset:#x} bytes into the run of {run:#x} bytes at {pa}")
 }
 
 /// The number of whole words in `bytes` bytes from `pa` on; 0 if `pa` is not a multiple of 8.

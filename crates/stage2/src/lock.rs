@@ -53,18 +53,38 @@ impl<T> Lock<T> {
         LockGuard { lock: self, value: PhantomData }
     }
 
+    /// As [`lock`](Self::lock), for a lock that another CPU may hold during long work. Returns `None` if an interrupt is
+    /// [pending](Platform::interrupt_is_pending) while this CPU waits. A free lock is taken whether or not one is.
+    #[inline]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub fn lock_unless_interrupted<P: Platform>(&self, platform: &P) -> Option<LockGuard<'_, T>> {
+        platform.on_atomic();
+        if self.word.try_lock().is_none() && !self.lock_slowly_unless(platform, || platform.interrupt_is_pending()) {
+            return None;
+        }
+        Some(LockGuard { lock: self, value: PhantomData })
+    }
+
     #[cold]
     #[cfg_attr(feature = "checked", track_caller)]
     fn lock_slowly<P: Platform>(&self, platform: &P) {
-        loop {
+        self.lock_slowly_unless(platform, || false);
+    }
+
+    /// Returns whether this CPU has the lock now.
+    #[cold]
+    #[cfg_attr(feature = "checked", track_caller)]
+    fn lock_slowly_unless<P: Platform>(&self, platform: &P, gives_up: impl Fn() -> bool) -> bool {
+        while !gives_up() {
             platform.pause(1);
             if self.word.load(Ordering::Relaxed) & LOCKED == 0 {
                 platform.on_atomic();
                 if self.word.try_lock().is_some() {
-                    return;
+                    return true;
                 }
             }
         }
+        false
     }
 }
 
@@ -122,6 +142,7 @@ mod tests {
     struct Cpu<A: Fn(), W: Fn()> {
         on_atomic: A,
         waits: W,
+        interrupted: bool,
     }
 
     // SAFETY: nothing is mapped.
@@ -147,6 +168,9 @@ mod tests {
         fn pause(&self, _: u32) {
             (self.waits)();
         }
+        fn interrupt_is_pending(&self) -> bool {
+            self.interrupted
+        }
     }
 
     /// What another CPU does, as seen by the CPU that wants the lock.
@@ -165,7 +189,7 @@ mod tests {
     /// Takes the lock while another CPU does exactly these steps.
     fn locks_by(steps: &[Step]) {
         let lock = Lock::new(0);
-        let alone = Cpu { on_atomic: || (), waits: || panic!("waits for a free lock") };
+        let alone = Cpu { on_atomic: || (), waits: || panic!("waits for a free lock"), interrupted: false };
         let held = RefCell::new(None);
         let steps = RefCell::new(steps.iter().copied());
         let take = || {
@@ -181,7 +205,7 @@ mod tests {
             Some(Step::WaitUntilFree) => drop(held.take()),
             other => panic!("a wait instead of {other:?}"),
         };
-        let guard = lock.lock(&Cpu { on_atomic, waits });
+        let guard = lock.lock(&Cpu { on_atomic, waits, interrupted: true });
         assert_eq!(steps.borrow_mut().next(), None);
         assert!(lock.word.try_lock().is_none(), "the guard does not hold the lock");
         drop(guard);
@@ -209,10 +233,31 @@ mod tests {
     }
 
     #[test]
+    fn a_cpu_that_is_interrupted_does_not_wait() {
+        let lock = Lock::new(0);
+        let waits = || panic!("waits though an interrupt is pending");
+        let interrupted = Cpu { on_atomic: || (), waits, interrupted: true };
+        let guard = lock.lock_unless_interrupted(&interrupted).expect("a free lock is taken");
+        assert!(lock.lock_unless_interrupted(&interrupted).is_none());
+        drop(guard);
+        assert!(lock.lock_unless_interrupted(&interrupted).is_some());
+    }
+
+    #[test]
+    fn a_cpu_that_is_not_interrupted_waits() {
+        let lock = Lock::new(0);
+        let held = RefCell::new(Some(lock.lock(&Cpu { on_atomic: || (), waits: || (), interrupted: false })));
+        let waiting = Cpu { on_atomic: || (), waits: || drop(held.take()), interrupted: false };
+        let guard = lock.lock_unless_interrupted(&waiting).expect("no interrupt is pending");
+        assert!(lock.word.try_lock().is_none(), "the guard does not hold the lock");
+        drop(guard);
+    }
+
+    #[test]
     fn one_at_a_time_and_nothing_is_lost() {
         const ROUNDS: u64 = if cfg!(miri) { 50 } else { 10_000 };
         let lock = Lock::new((0u64, 0u64));
-        let cpu = Cpu { on_atomic: || (), waits: thread::yield_now };
+        let cpu = Cpu { on_atomic: || (), waits: thread::yield_now, interrupted: false };
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {

@@ -78,6 +78,13 @@ pub unsafe trait Platform {
         }
     }
 
+    /// Whether an interrupt is pending on this CPU, which has interrupts masked. Long work asks between two of its pieces,
+    /// and stops if so: the CPU can take the interrupt, and the work is continued later. By default it never stops.
+    #[inline(always)]
+    fn interrupt_is_pending(&self) -> bool {
+        false
+    }
+
     /// Called when the tables of the root at `root` are dropped without being [destroyed](crate::Stage2::destroy):
     /// their pages are lost. By default this panics if debug assertions are on. A platform whose memory goes with it
     /// may do nothing.

@@ -68,6 +68,8 @@ pub struct Sight {
 type Hook = Box<dyn FnMut(&Event, u64)>;
 /// Called before each atomic read-modify-write.
 type AtomicHook = Box<dyn FnMut()>;
+/// Whether an interrupt is pending, each time that the engine asks.
+type InterruptHook = Box<dyn FnMut() -> bool>;
 
 /// The memory of a recording machine.
 pub trait HostMemory {
@@ -102,6 +104,7 @@ pub struct Machine<M = Arena> {
     watched: RefCell<Vec<Watched>>,
     hook: RefCell<Option<Hook>>,
     atomic_hook: RefCell<Option<AtomicHook>>,
+    interrupt_hook: RefCell<Option<InterruptHook>>,
     /// Atomic read-modify-writes so far: mostly locks that were taken.
     atomics: Cell<u64>,
     /// The value of `atomics` at each [`Event::Sees`].
@@ -121,6 +124,7 @@ impl<M: HostMemory> Machine<M> {
             watched: RefCell::default(),
             hook: RefCell::default(),
             atomic_hook: RefCell::default(),
+            interrupt_hook: RefCell::default(),
             atomics: Cell::new(0),
             atomics_at_sights: RefCell::default(),
             abandoned: RefCell::default(),
@@ -145,6 +149,11 @@ impl<M: HostMemory> Machine<M> {
     /// Atomic read-modify-writes are the only places between two events where something can happen unseen.
     pub fn set_atomic_hook(&self, hook: impl FnMut() + 'static) {
         *self.atomic_hook.borrow_mut() = Some(Box::new(hook));
+    }
+
+    /// Answers whether an interrupt is pending from here on. Without this, none is.
+    pub fn set_interrupt_hook(&self, hook: impl FnMut() -> bool + 'static) {
+        *self.interrupt_hook.borrow_mut() = Some(Box::new(hook));
     }
 
     /// Has another CPU do something, once, before the atomic with this number; the next one is 1.
@@ -359,6 +368,10 @@ unsafe impl<M: HostMemory> Platform for Host<M> {
             self.0.atomic_hook.borrow_mut().get_or_insert(hook);
         }
         self.0.atomics.set(self.0.atomics.get() + 1);
+    }
+
+    fn interrupt_is_pending(&self) -> bool {
+        self.0.interrupt_hook.borrow_mut().as_mut().is_some_and(|hook| hook())
     }
 }
 
