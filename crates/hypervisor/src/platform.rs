@@ -171,4 +171,15 @@ unsafe impl Platform for Counted {
     fn metadata(&self, pa: Pa) -> &TableMetadata {
         self.arm64.metadata(pa)
     }
+
+    /// ISR_EL1 has the physical interrupts at EL2, whether or not they are masked (Arm ARM DDI 0487K.a, D19.2.82).
+    #[inline]
+    fn interrupt_is_pending(&self) -> bool {
+        read_sysreg!(ISR_EL1) & (IRQ | FIQ) != 0
+    }
 }
+
+/// ISR_EL1: an FIQ is pending.
+const FIQ: u64 = 1 << 6;
+/// ISR_EL1: an IRQ is pending.
+const IRQ: u64 = 1 << 7;

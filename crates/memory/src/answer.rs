@@ -34,4 +34,7 @@ pub enum Done {
     Widened,
     /// Everything was in place: this CPU's TLB was stale, and is invalidated.
     Stale,
+    /// Nothing was mapped yet: an [interrupt is pending](twofold_stage2::Platform::interrupt_is_pending) on this CPU, and
+    /// the work is long. The CPU takes the interrupt, and the guest's repeated access continues the work.
+    Interrupted,
 }

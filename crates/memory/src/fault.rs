@@ -12,13 +12,15 @@
 //! itself (`cargo xtask test linux budget`).
 //!
 //! A fault that finds everything in place was stale: the TLB of this CPU is invalidated, and the guest tries again.
-//! Every answer makes progress, so no guest faults for ever on one access.
+//! Every answer makes progress, so no guest faults for ever on one access. `Done::Interrupted` does too: a piece of the
+//! huge page was zeroed, or another CPU holds the slot's lock, whose own fault makes progress.
 
 use core::sync::atomic::Ordering;
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{
-    Access, Attributes, Coalesced, Execute, Grant, Ipa, IpaRange, Level, Lock, Mapped, Platform, Relaxed, Window,
+    Access, Attributes, Coalesced, Execute, Grant, Ipa, IpaRange, Level, Lock, LockGuard, Mapped, Platform, Relaxed,
+    Window,
 };
 
 use crate::answer::{Answer, Done};
@@ -48,7 +50,7 @@ impl<P: Platform> GuestMemory<P> {
                 Attempt::Mapped(done) => Ok(Answer::Retry(done)),
                 Attempt::WasMapped => self.allow(fault),
                 Attempt::NoSlot => Ok(Answer::ExternalAbort),
-                Attempt::Unfinished(slot) => self.map(fault, slot),
+                Attempt::Unfinished(slot) => self.map(slot, fault.ipa, fault.kind, fault.access),
             },
             FaultKind::Permission if fault.access == AccessKind::Write => self.allow_write(fault.ipa),
             FaultKind::Permission => self.allow(fault),
@@ -66,7 +68,7 @@ impl<P: Platform> GuestMemory<P> {
         if !allows(slot, fault.access) || slot.tracking.running().is_some() || self.pages == Pages::Largest {
             return Attempt::Unfinished(slot);
         }
-        let Some((grant, first_touch)) = self.make_ready(page, ram, Level::L3) else {
+        let Some((grant, first_touch)) = self.make_ready(page, ram.lock(self.stage2.platform())) else {
             return Attempt::Unfinished(slot);
         };
         let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
@@ -81,8 +83,11 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Maps whatever is at the fault's address. Where memory was withdrawn meanwhile, perhaps that of another page, it
     /// starts again. Only here pages may be absent.
+    ///
+    /// The parts of the fault are passed one by one: as a whole it would be forced into memory on the fast path.
     #[inline(never)]
-    fn map(&self, fault: &GuestFault, slot: &Memslot) -> Result<Answer, Error> {
+    fn map(&self, slot: &Memslot, ipa: Ipa, kind: FaultKind, access: AccessKind) -> Result<Answer, Error> {
+        let fault = &GuestFault { ipa, kind, access };
         let page = fault.ipa.align_down(FRAME);
         if !allows(slot, fault.access) {
             return Ok(Answer::ExternalAbort);
@@ -119,7 +124,8 @@ impl<P: Platform> GuestMemory<P> {
         {
             return answer;
         }
-        let Some((grant, first_touch)) = self.make_ready(page, ram, Level::L3) else {
+        let Some(locked) = ram.lock_unless_interrupted(self.stage2.platform()) else { return Ok(INTERRUPTED) };
+        let Some((grant, first_touch)) = self.make_ready(page, locked) else {
             return self.map_single(page, slot, ram, fault, None);
         };
         self.map_ready(Level::L3, grant, slot, first_touch, fault)
@@ -136,7 +142,13 @@ impl<P: Platform> GuestMemory<P> {
         fault: &GuestFault,
     ) -> Option<Result<Answer, Error>> {
         block_around(page, &slot.range)?;
-        let (grant, first_touch) = self.make_ready(page, ram, Level::L2)?;
+        let (platform, features) = (self.stage2.platform(), self.stage2.features());
+        let Some(mut ram) = ram.lock_unless_interrupted(platform) else { return Some(Ok(INTERRUPTED)) };
+        let mut backed = ram.back(page, &self.frames, &self.stage2)?;
+        let Some(first_touch) = backed.make_huge_page_ready(platform, features) else { return Some(Ok(INTERRUPTED)) };
+        // As in `make_ready`.
+        let grant = backed.huge_page_grant(&self.stage2)?;
+        drop(ram);
         Some(self.map_ready(Level::L2, grant, slot, first_touch, fault))
     }
 
@@ -237,9 +249,12 @@ impl<P: Platform> GuestMemory<P> {
     #[cold]
     fn map_logged(&self, page: Ipa, slot: &Memslot, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
         let (grant, first_touch) = match &slot.content {
-            Content::Ram(ram) => match self.make_ready(page, ram, Level::L3) {
-                Some(ready) => ready,
-                None => return self.map_single(page, slot, ram, fault, Some(running)),
+            Content::Ram(ram) => match ram.lock_unless_interrupted(self.stage2.platform()) {
+                None => return Ok(INTERRUPTED),
+                Some(locked) => match self.make_ready(page, locked) {
+                    Some(ready) => ready,
+                    None => return self.map_single(page, slot, ram, fault, Some(running)),
+                },
             },
             Content::Preallocated(preallocated) => {
                 (self.stage2.grant(&preallocated.frames, page, FRAME).ok_or(Error::NoRam { ipa: page })?, false)
@@ -259,18 +274,14 @@ impl<P: Platform> GuestMemory<P> {
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
 
-    /// Backs a page and makes it ready; for a leaf of level 2, the huge page around it. Returns the right to map it,
-    /// and whether frames were zeroed; `None` if there is no whole huge page. The slot's lock is released before the
-    /// caller maps. The grant is made under it: from then on, a withdrawal of this memory makes it stale.
+    /// Backs a page and makes it ready. Returns the right to map it, and whether its frame was zeroed; `None` if there
+    /// is no whole huge page. The slot's lock is released before the caller maps. The grant is made under it: from then
+    /// on, a withdrawal of this memory makes it stale.
     #[inline(always)]
-    fn make_ready(&self, page: Ipa, ram: &Lock<Ram>, level: Level) -> Option<(Grant<'_, P>, bool)> {
+    fn make_ready(&self, page: Ipa, mut ram: LockGuard<'_, Ram>) -> Option<(Grant<'_, P>, bool)> {
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
-        let mut ram = ram.lock(platform);
         let mut backed = ram.back(page, &self.frames, &self.stage2)?;
-        let (zeroed, grant) = match level {
-            Level::L2 => (backed.make_huge_page_ready(platform, features), backed.huge_page_grant(&self.stage2)),
-            _ => (backed.make_ready(platform, features), backed.grant(&self.stage2)),
-        };
+        let (zeroed, grant) = (backed.make_ready(platform, features), backed.grant(&self.stage2));
         // The frames were lent to these tables for the slot's addresses, so there is a grant.
         Some((grant?, zeroed))
     }
@@ -364,6 +375,9 @@ impl<P: Platform> GuestMemory<P> {
         answer(relaxed)
     }
 }
+
+/// The answer of a fault that leaves its work for a pending interrupt.
+const INTERRUPTED: Answer = Answer::Retry(Done::Interrupted);
 
 /// What [`GuestMemory::map_page`] came to.
 enum Attempt<'a> {

@@ -181,7 +181,7 @@ impl<'a> Loaded<'a> {
             Ok(Answer::Retry(Done::Mapped { level, first_touch: true })) => {
                 self.cpu.meter.is_for(Purpose::FirstTouch(level));
             }
-            Ok(Answer::Retry(Done::Mapped { .. } | Done::Stale)) => {}
+            Ok(Answer::Retry(Done::Mapped { .. } | Done::Stale | Done::Interrupted)) => {}
             Ok(Answer::Retry(Done::Widened)) => {
                 if access == AccessKind::Write {
                     self.stats.write_fault();

@@ -60,6 +60,7 @@ pub fn maintenance(guest: &RunningGuest, ipa: Ipa, answer: Answer, before: Optio
     let after = guest.walk(ipa);
     match answer {
         Answer::Absent => panic!("an absent page, without a page store"),
+        Answer::Retry(Done::Interrupted) => panic!("no interrupt is pending on this machine"),
         Answer::ExternalAbort | Answer::Skip => assert_eq!((record, after), (&[][..], before)),
         Answer::Retry(Done::Mapped { .. }) => {
             assert_eq!(before, None);

@@ -86,4 +86,8 @@ unsafe impl<P: Platform> Platform for Traced<P> {
     fn abandoned(&self, root: Pa) {
         self.platform.abandoned(root);
     }
+
+    fn interrupt_is_pending(&self) -> bool {
+        self.platform.interrupt_is_pending()
+    }
 }
