@@ -19,6 +19,29 @@ pub struct FirstTouch {
     pub instructions: u64,
 }
 
+/// The longest stretch at EL2 with interrupts masked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LongestMasked<'a> {
+    /// Instructions.
+    pub instructions: u64,
+    key: &'a str,
+}
+
+impl<'a> LongestMasked<'a> {
+    /// Returns the longest of a counted report, or `None` if it has none. Of two equal ones, it is the first by name.
+    pub fn of(report: &'a Report) -> Option<Self> {
+        let stretches = report.under("longest_masked").map(|(key, instructions)| Self { instructions, key });
+        stretches.reduce(|longest, other| if other.instructions > longest.instructions { other } else { longest })
+    }
+
+    /// Returns the exit that it belongs to.
+    pub fn exit(self) -> String {
+        let sizes = [("first_touch_4k", "4K page"), ("first_touch_2m", "2M block"), ("first_touch_1g", "1G block")];
+        let touch = sizes.iter().find(|(key, _)| *key == self.key);
+        touch.map_or_else(|| label(self.key), |(_, leaf)| format!("first touch of a {leaf}"))
+    }
+}
+
 /// The rows of a run's table.
 #[derive(Debug, Default)]
 pub struct Rows {
@@ -72,10 +95,15 @@ impl Rows {
         self.number("TLB invalidations", sum("tlbi"), None);
     }
 
-    /// Adds instructions at EL2: of the boot, and of a first touch by `touch`.
+    /// Adds instructions at EL2: of the boot, of its longest stretch with interrupts masked, and of a first touch by
+    /// `touch`.
     pub fn main_instructions(&mut self, report: &Report, touch: Option<FirstTouch>) {
         if let Some(total) = report.get("el2_instructions.total") {
             self.number("EL2 instructions: the boot", total, None);
+        }
+        if let Some(longest) = LongestMasked::of(report) {
+            let words = format!("{} ({})", thousands(longest.instructions), longest.exit());
+            self.words("EL2 instructions: longest masked stretch", &words);
         }
         if let Some(touch) = touch {
             self.number("EL2 instructions: first touch of a 4K page", touch.per_page(), Some(recorded::FIRST_TOUCH));
@@ -160,7 +188,7 @@ mod tests {
         assert_eq!(touch[0], "7,672");
         assert!(find("EL2 instructions: first touch of").contains("333"));
         assert!(find("EL2 instructions: first touch in this boot, 4K").contains("250"));
-        assert!(!table.contains("2M blocks"));
+        assert!(!table.contains("2M blocks") && !table.contains("masked"));
         let ends: Vec<_> = lines.iter().map(|line| line.len()).collect();
         assert!(ends.iter().all(|end| *end == ends[0]), "the last column ends below the end of its heading:\n{table}");
     }
@@ -184,6 +212,26 @@ mod tests {
             "TLB invalidations=9",
         ];
         assert_eq!(shown, wanted);
+    }
+
+    #[test]
+    fn the_longest_stretch_has_its_exits_name() {
+        let longest = |text: &str| {
+            let report = Control::parse(text).report;
+            LongestMasked::of(&report).map(|longest| (longest.instructions, longest.exit()))
+        };
+        assert_eq!(longest("twofold:stat el2_instructions.total 9"), None);
+        let touch = "twofold:stat longest_masked.hvc 7\ntwofold:stat longest_masked.first_touch_2m 8\n\
+                     twofold:stat longest_masked.uart 6";
+        assert_eq!(longest(touch), Some((8, "first touch of a 2M block".to_owned())));
+        let register = "twofold:stat longest_masked.gic 5\ntwofold:stat longest_masked.system_register 5000";
+        assert_eq!(longest(register), Some((5000, "system register".to_owned())));
+        let mut rows = Rows::default();
+        rows.main_instructions(
+            &Control::parse(&format!("{register}\ntwofold:stat el2_instructions.total 9")).report,
+            None,
+        );
+        assert_eq!(rows.rows[1][..2], ["EL2 instructions: longest masked stretch", "5,000 (system register)"]);
     }
 
     #[test]

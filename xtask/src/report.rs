@@ -13,7 +13,7 @@ use twofold_workspace::guest::{Kind, Selected};
 use twofold_workspace::subprocess;
 
 use crate::dirty_log::DirtyLogs;
-use crate::figures::FirstTouch;
+use crate::figures::{FirstTouch, LongestMasked};
 
 /// The description of a run.
 #[derive(Debug)]
@@ -82,6 +82,10 @@ pub fn json(report: &Report, described: &Described<'_>) -> Value {
                 "kvm_with_host_kernel": recorded::FIRST_TOUCH,
             }),
         );
+    }
+    if let Some(longest) = LongestMasked::of(report) {
+        let stretch = json!({"instructions": longest.instructions, "exit": longest.exit()});
+        root.insert("longest_masked_stretch".to_owned(), stretch);
     }
     if let Some(logs) = &described.logs {
         root.insert("dirty_log".to_owned(), logs.json());

@@ -42,6 +42,7 @@
 //! | `el2_instructions.write_fault` | the part of the total spent on write faults on read-only mappings |
 //! | `faults.write` | the number of these faults |
 //! | `el2_instructions.gic`, `.uart`, `.rtc` | the part of the total spent on accesses to that emulated device |
+//! | `longest_masked.KIND`, `.first_touch_4k`, `.first_touch_2m`, `.first_touch_1g`, `.write_fault`, `.gic`, `.uart`, `.rtc`, `.phase` | the most instructions that EL2 executed with interrupts masked, from an exit of this kind to the entry, or to where EL2 looked for an interrupt; a `KIND` is without the exits that have a key of their own; only with [`COUNT`](crate::bundle::flags::COUNT) |
 //! | `phase.NAME.N.instructions` | with [`MEASURE`](crate::bundle::flags::MEASURE), instructions at EL2 while the guest was in that [phase](crate::vendor::PHASES) for the `N`th time, from 1 on; 0 without [`COUNT`](crate::bundle::flags::COUNT) |
 //! | `phase.NAME.N.faults.KIND`, `.mapped.LEAF`, `.tables.allocated`, `.tables.freed`, `.memory.frames_zeroed`, `.tlbi.OPERATION`, `.barriers.dsb`, `.barriers.isb`, `.cache.lines_cleaned`, `.cache.lines_invalidated`, `.cache.icache_all` | as the figures of the same names, during the phase; a figure of 0 is left out |
 //! | `phase.NAME.N.pages`, `.blocks` | pages that the log reported, and blocks that were coalesced, during the phase; a figure of 0 is left out |

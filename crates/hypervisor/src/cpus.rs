@@ -17,6 +17,7 @@ use spin::Mutex;
 use thiserror::Error;
 
 use crate::board::Board;
+use crate::masked::Looks;
 use crate::sysreg::dsb_ishst;
 use crate::{power, read_sysreg};
 
@@ -50,6 +51,13 @@ pub fn start(board: &Board, index: usize, main: fn(usize)) -> Result<(), StartEr
 #[must_use]
 pub fn current() -> usize {
     this().index.load(Ordering::Relaxed)
+}
+
+/// Where this CPU has looked for pending interrupts.
+#[must_use]
+#[inline]
+pub fn looks() -> &'static Looks {
+    &this().looks
 }
 
 /// The stacks of this CPU: the ordinary one and the emergency stack.
@@ -87,6 +95,7 @@ pub(crate) extern "C" fn start_secondary(cpu: &'static Cpu) -> ! {
 pub(crate) struct Cpu {
     index: AtomicUsize,
     main: Mutex<Option<fn(usize)>>,
+    looks: Looks,
 }
 
 /// The memory that one CPU owns.
@@ -115,7 +124,7 @@ pub(crate) static AREAS: [Area; MAX_CPUS] = [const {
         stack: Memory::zero(),
         emergency_guard: Memory::zero(),
         emergency: Memory::zero(),
-        cpu: Cpu { index: AtomicUsize::new(0), main: Mutex::new(None) },
+        cpu: Cpu { index: AtomicUsize::new(0), main: Mutex::new(None), looks: Looks::none() },
     }
 }; MAX_CPUS];
 
@@ -137,6 +146,7 @@ unsafe extern "C" {
     fn secondary_entry();
 }
 
+#[inline]
 fn this() -> &'static Cpu {
     let cpu = read_sysreg!(TPIDR_EL2) as *const Cpu;
     // SAFETY: TPIDR_EL2 points to the `Cpu` in this CPU's area, a static, before any Rust code runs.

@@ -47,11 +47,11 @@
 //! | [`serial`] | the machine's UART as the far end of the guest's |
 //! | [`power`], [`shutdown`] | PSCI calls to the firmware; the exit of the image |
 //! | [`heap`] | `alloc` |
-//! | [`pmu`], [`count`] | counts instructions at EL2, and rejects impossible counts |
+//! | [`pmu`], [`count`], [`masked`] | counts instructions at EL2, rejects impossible counts, and finds what keeps interrupts masked |
 //! | [`sysreg`] | reads and writes system registers |
 //!
-//! EL2 runs with interrupts masked: one that comes meanwhile is an exit right after the next entry. It uses no FP/SIMD
-//! register; those belong to the guest.
+//! EL2 runs with interrupts masked: one that comes meanwhile is an exit right after the next entry. Long work looks for
+//! one between its pieces, and stops there ([`masked`]). EL2 uses no FP/SIMD register; those belong to the guest.
 #![no_std]
 
 extern crate alloc;
@@ -74,6 +74,7 @@ pub mod gic;
 pub mod guest_cpu;
 pub mod heap;
 pub mod inject;
+pub mod masked;
 pub mod memory;
 pub mod mmio;
 pub mod panic;

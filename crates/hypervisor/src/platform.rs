@@ -10,7 +10,7 @@ use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use twofold_stage2::{Features, IdRegisters, MetadataMap, Pa, TableMetadata};
 
-use crate::read_sysreg;
+use crate::{cpus, read_sysreg};
 
 /// The instructions of this CPU, counted.
 pub struct Counted {
@@ -175,6 +175,7 @@ unsafe impl Platform for Counted {
     /// ISR_EL1 has the physical interrupts at EL2, whether or not they are masked (Arm ARM DDI 0487K.a, D19.2.82).
     #[inline]
     fn interrupt_is_pending(&self) -> bool {
+        cpus::looks().look();
         read_sysreg!(ISR_EL1) & (IRQ | FIQ) != 0
     }
 }

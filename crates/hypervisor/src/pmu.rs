@@ -24,6 +24,14 @@ pub struct Counter {
     not_send: PhantomData<*mut ()>,
 }
 
+/// Two readings between which more was counted than usual, or something that cannot be.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Unusual {
+    before: u64,
+    now: u64,
+}
+
 /// Whether this CPU can count retired instructions, and has another counter for the guest. Under QEMU only with
 /// `-icount`.
 #[must_use]
@@ -68,9 +76,47 @@ impl Counter {
     /// in 2^31 instructions.
     #[inline(always)]
     pub fn since_last(&mut self) -> Result<u64, Impossible> {
+        self.until((self.read)())
+    }
+
+    /// As [`since_last`](Self::since_last). Returns `Err` if the count is above `usual`, which is below 2^31, or cannot be.
+    #[inline(always)]
+    pub fn usual_since_last(&mut self, usual: u64) -> Result<u64, Unusual> {
         let (before, now) = (self.last, (self.read)());
         self.last = now;
+        let count = now.wrapping_sub(before) & self.mask;
+        // One comparison for both, since this is on the path of each exit.
+        if count.wrapping_sub(1) < usual { Ok(count) } else { Err(Unusual { before, now }) }
+    }
+
+    /// Instructions since the last call up to a later reading, from which the next call counts.
+    #[inline(always)]
+    pub fn until(&mut self, now: u64) -> Result<u64, Impossible> {
+        let before = core::mem::replace(&mut self.last, now);
         counted(before, now, self.mask)
+    }
+
+    /// The count that was unusual.
+    pub fn count(&self, unusual: Unusual) -> Result<u64, Impossible> {
+        counted(unusual.before, unusual.now, self.mask)
+    }
+
+    /// Instructions between two readings by [`reader`](Self::reader).
+    #[must_use]
+    pub fn between(&self, before: u64, now: u64) -> u64 {
+        now.wrapping_sub(before) & self.mask
+    }
+
+    /// The bits that the counter has.
+    #[must_use]
+    pub fn mask(&self) -> u64 {
+        self.mask
+    }
+
+    /// Reads the counter, on this CPU.
+    #[must_use]
+    pub fn reader(&self) -> extern "C" fn() -> u64 {
+        self.read
     }
 }
 

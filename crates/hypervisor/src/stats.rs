@@ -16,18 +16,25 @@ use twofold_stage2::fault::FaultKind;
 use crate::count::Impossible;
 use crate::platform::InstructionCounts;
 use crate::pmu::Counter;
-use crate::{control, heap};
+use crate::{control, cpus, heap};
 
 /// One vCPU's counters.
 pub struct Stats {
     /// By exception class (ESR_EL2.EC).
     exits: [AtomicU64; CLASSES],
     /// Instructions at EL2 by their purpose: the class of the exit, or a [`Purpose`].
-    instructions: [AtomicU64; PURPOSES],
+    instructions: [Spent; PURPOSES],
     faults: [AtomicU64; 4],
     write_faults: AtomicU64,
     last: [LastExit; LAST],
     next: AtomicUsize,
+}
+
+/// Instructions for one purpose.
+struct Spent {
+    total: AtomicU64,
+    /// The most with interrupts masked ([`masked`](crate::masked)).
+    longest: AtomicU64,
 }
 
 #[derive(Default)]
@@ -83,7 +90,7 @@ impl Default for Stats {
     fn default() -> Self {
         Self {
             exits: [const { AtomicU64::new(0) }; CLASSES],
-            instructions: [const { AtomicU64::new(0) }; PURPOSES],
+            instructions: [const { Spent { total: AtomicU64::new(0), longest: AtomicU64::new(0) } }; PURPOSES],
             faults: Default::default(),
             write_faults: AtomicU64::new(0),
             last: Default::default(),
@@ -120,19 +127,19 @@ impl Stats {
 
     /// Instructions that were counted for a purpose, without those of this exit.
     pub fn instructions(&self, purpose: Purpose) -> u64 {
-        get(&self.instructions[purpose.index()])
+        get(&self.instructions[purpose.index()].total)
     }
 
     /// Instructions that were counted for any purpose.
     pub fn all_instructions(&self) -> u64 {
-        self.instructions.iter().map(get).sum()
+        self.instructions.iter().map(|spent| get(&spent.total)).sum()
     }
 
     /// Instructions that were counted for any other purpose. The value never falls, even if several vCPUs count
     /// meanwhile.
     pub fn instructions_but(&self, purpose: Purpose) -> u64 {
         let others = self.instructions.iter().enumerate().filter(|(index, _)| *index != purpose.index());
-        others.map(|(_, counter)| get(counter)).sum()
+        others.map(|(_, spent)| get(&spent.total)).sum()
     }
 
     /// Counts an access that was answered with an external abort.
@@ -160,7 +167,8 @@ const FAULTS: [&str; 4] = ["external", "translation", "access_flag", "permission
 ///
 /// There is one reading for each turn, always at the same place of the exit path. The counter stands still while the
 /// guest runs. So the difference of two readings covers everything in between: the rest of one exit's handling, the
-/// entry into the guest, and the next exit's entry.
+/// entry into the guest, and the next exit's entry. That is also as long as the exit kept interrupts masked, unless EL2
+/// has looked for one meanwhile ([`masked`](crate::masked)).
 pub struct Meter {
     counter: Option<Counter>,
     purpose: usize,
@@ -170,6 +178,8 @@ impl Meter {
     /// Starts metering, right before the guest is first entered. The count until its first exit belongs to class 0.
     pub fn new(mut counter: Option<Counter>) -> Self {
         if let Some(counter) = &mut counter {
+            cpus::looks().count_by(counter.reader(), counter.mask());
+            let _ = cpus::looks().take();
             // Instructions before the first entry do not count. A counter that stands still fails the first turn.
             let _ = counter.since_last();
         }
@@ -180,9 +190,30 @@ impl Meter {
     #[inline(always)]
     pub fn turn(&mut self, esr: u64, stats: &Stats) -> Result<(), Impossible> {
         if let Some(counter) = &mut self.counter {
-            add(&stats.instructions[self.purpose], counter.since_last()?);
+            let spent = &stats.instructions[self.purpose];
+            let count = match counter.usual_since_last(get(&spent.longest)) {
+                Ok(count) => count,
+                Err(unusual) => spent.longer(counter.count(unusual)?),
+            };
+            add(&spent.total, count);
             self.purpose = class(esr);
         }
+        Ok(())
+    }
+
+    /// Sets the purpose of this turn, which may have looked for interrupts: counts what it has spent up to the last look,
+    /// piece by piece.
+    pub fn is_for_pieces(&mut self, purpose: Purpose, stats: &Stats) -> Result<(), Impossible> {
+        self.is_for(purpose);
+        let (Some(counter), Some(seen)) = (&mut self.counter, cpus::looks().take()) else { return Ok(()) };
+        let spent = &stats.instructions[self.purpose];
+        let between = counter.between(seen.first, seen.last);
+        let count = counter.until(seen.last)?;
+        // These looks may have begun in an earlier turn, which did not take them. The first piece was no longer than
+        // this then.
+        let first = count.checked_sub(between).unwrap_or(count);
+        let _ = spent.longer(first.max(seen.longest));
+        add(&spent.total, count);
         Ok(())
     }
 
@@ -190,6 +221,15 @@ impl Meter {
     #[inline(always)]
     pub fn is_for(&mut self, purpose: Purpose) {
         self.purpose = purpose.index();
+    }
+}
+
+impl Spent {
+    /// Notes a stretch, which is perhaps the longest. Returns it.
+    #[cold]
+    fn longer(&self, count: u64) -> u64 {
+        self.longest.store(get(&self.longest).max(count), Ordering::Relaxed);
+        count
     }
 }
 
@@ -253,7 +293,7 @@ pub fn report(guests: &[Figures<'_>]) {
         stat("el2_instructions", "total", total);
         let spent = |purpose| sum(&|stats| stats.instructions(purpose));
         for_each_class(|name, of| {
-            let other: u64 = of.map(|class| sum(&|stats| get(&stats.instructions[class]))).sum();
+            let other: u64 = of.map(|class| sum(&|stats| get(&stats.instructions[class].total))).sum();
             // A first touch is an abort. That of an instruction fetch is counted here with the data aborts.
             let known: u64 = match name {
                 DATA_ABORT => {
@@ -265,7 +305,7 @@ pub fn report(guests: &[Figures<'_>]) {
             };
             stat("el2_instructions.by_exit", name, other + known);
         });
-        for (level, name) in LEVELS.into_iter().skip(1).zip(["first_touch_1g", "first_touch_2m", "first_touch_4k"]) {
+        for (level, name) in FIRST_TOUCHES {
             stat("el2_instructions", name, spent(Purpose::FirstTouch(level)));
         }
         stat("el2_instructions", "write_fault", spent(Purpose::WriteFault));
@@ -273,6 +313,21 @@ pub fn report(guests: &[Figures<'_>]) {
             stat("el2_instructions", name, spent(purpose));
         }
         stat("el2_instructions", "vcpu_switch", spent(Purpose::Switch));
+        report_masked(&vcpus);
+    }
+}
+
+/// Writes the longest stretches with interrupts masked. Exits that have a row of their own are not in that of their
+/// class.
+fn report_masked<'a>(vcpus: &(impl Iterator<Item = &'a Stats> + Clone)) {
+    let longest = |index: usize| vcpus.clone().map(|stats| get(&stats.instructions[index].longest)).max().unwrap_or(0);
+    for_each_class(|name, of| stat("longest_masked", name, of.map(longest).max().unwrap_or(0)));
+    for (level, name) in FIRST_TOUCHES {
+        stat("longest_masked", name, longest(Purpose::FirstTouch(level).index()));
+    }
+    let others = [(Purpose::WriteFault, "write_fault"), (Purpose::Phase, "phase"), (Purpose::Switch, "vcpu_switch")];
+    for (purpose, name) in others.iter().chain(&DEVICES) {
+        stat("longest_masked", name, longest(purpose.index()));
     }
 }
 
@@ -281,6 +336,8 @@ const LEAVES: [(usize, &str); 3] = [(3, "pages_4k"), (2, "blocks_2m"), (1, "bloc
 /// The devices with a row of their own.
 const DEVICES: [(Purpose, &str); 3] = [(Purpose::Gic, "gic"), (Purpose::Uart, "uart"), (Purpose::Rtc, "rtc")];
 const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
+const FIRST_TOUCHES: [(Level, &str); 3] =
+    [(Level::L1, "first_touch_1g"), (Level::L2, "first_touch_2m"), (Level::L3, "first_touch_4k")];
 
 /// Calls `each` with the name of each group of exception classes and its members.
 fn for_each_class(mut each: impl FnMut(&str, &mut dyn Iterator<Item = usize>)) {

@@ -24,6 +24,8 @@ pub mod cpus;
 pub mod guest_cpu;
 #[path = "../../../crates/hypervisor/src/inject.rs"]
 pub mod inject;
+#[path = "../../../crates/hypervisor/src/masked.rs"]
+pub mod masked;
 #[path = "../../../crates/hypervisor/src/mmio.rs"]
 pub mod mmio;
 #[path = "../../../crates/hypervisor/src/registers/mod.rs"]

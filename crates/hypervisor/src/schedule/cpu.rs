@@ -100,6 +100,7 @@ impl ThisCpu {
 
     /// Takes all interrupts that are pending, while no vCPU is loaded.
     fn take_interrupts(&mut self) {
+        cpus::looks().look();
         while let Some(intid) = physical::acknowledge() {
             physical::drop_priority(intid);
             if intid == self.sources.own_timer {

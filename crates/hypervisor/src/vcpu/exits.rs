@@ -9,8 +9,8 @@
 use twofold_abi::virt;
 use twofold_devices::vgic::SgiRegister;
 use twofold_memory::{Answer, Done, GuestFault};
-use twofold_stage2::Ipa;
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
+use twofold_stage2::{Ipa, Level};
 use twofold_vmm::calls::Reply;
 use twofold_vmm::power;
 use twofold_vmm::restart::Why;
@@ -178,10 +178,12 @@ impl<'a> Loaded<'a> {
         }
         let (kind, access) = (fault.kind, fault.access);
         match self.vm.memory().fault(&GuestFault { ipa, kind, access }) {
-            Ok(Answer::Retry(Done::Mapped { level, first_touch: true })) => {
-                self.cpu.meter.is_for(Purpose::FirstTouch(level));
+            Ok(Answer::Retry(Done::Mapped { level: Level::L3, first_touch: true })) => {
+                self.cpu.meter.is_for(Purpose::FirstTouch(Level::L3));
             }
-            Ok(Answer::Retry(Done::Mapped { .. } | Done::Stale | Done::Interrupted)) => {}
+            Ok(Answer::Retry(Done::Mapped { level, first_touch: true })) => self.first_touch(level),
+            Ok(Answer::Retry(Done::Interrupted)) => self.first_touch(Level::L2),
+            Ok(Answer::Retry(Done::Mapped { .. } | Done::Stale)) => {}
             Ok(Answer::Retry(Done::Widened)) => {
                 if access == AccessKind::Write {
                     self.stats.write_fault();
@@ -195,6 +197,15 @@ impl<'a> Loaded<'a> {
             Err(error) => return self.fail(format_args!("{:x?}: {error}", GuestFault { ipa, kind, access })),
         }
         None
+    }
+
+    /// This exit is for the first touch of a block.
+    #[cold]
+    #[inline(never)]
+    fn first_touch(&mut self, level: Level) {
+        if let Err(impossible) = self.cpu.meter.is_for_pieces(Purpose::FirstTouch(level), self.stats) {
+            self.vm.fail(format_args!("{impossible}"));
+        }
     }
 
     /// Nothing is mapped there: the guest skips the access, or takes an abort. No page is absent, since no store is

@@ -38,6 +38,7 @@ use crate::gic::guest::Waiting;
 use crate::schedule;
 use crate::schedule::cpu::ThisCpu;
 use crate::schedule::deadlines::{Due, NEVER};
+use crate::stats::Purpose;
 use crate::switch::{State, Switch};
 use crate::vm::Vm;
 
@@ -126,6 +127,10 @@ pub(crate) fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mu
     if !vcpu.can_run(vm, index) {
         drop(vcpu);
         return schedule::block(cpu.number);
+    }
+    // What this CPU did since its last turn, up to where it looked for interrupts.
+    if let Err(impossible) = cpu.meter.is_for_pieces(Purpose::Switch, &slot.stats) {
+        vm.fail(format_args!("{impossible}"));
     }
     let Vcpu { registers, own } = &mut *vcpu;
     let offset = vm.counter_offset();

@@ -23,6 +23,26 @@ pub fn budget(figures: &Value, most: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The most instructions that EL2 executes with interrupts masked while a guest waits for one.
+const MOST_MASKED: u64 = 20_000;
+
+/// Checks the longest stretch with interrupts masked, of a boot with blocks and of one with pages.
+pub fn masked(suite: &Suite) -> anyhow::Result<()> {
+    for (figures, touch) in
+        [(suite.small()?, "first_touch_4k"), (&suite.counted("auto", "auto.json")?, "first_touch_2m")]
+    {
+        let longest = figure(figures, "/longest_masked_stretch/instructions")?;
+        let exit = figures.pointer("/longest_masked_stretch/exit");
+        ensure!(longest <= MOST_MASKED, "interrupts were masked for {longest} instructions, at a {exit:?}");
+        // Each kind of exit was looked at, or the longest would say nothing.
+        for (key, least) in [(touch, 300), ("interrupt", 100), ("gic", 100)] {
+            let stretch = figure(figures, &format!("/longest_masked/{key}"))?;
+            ensure!((least..=longest).contains(&stretch), "the longest stretch of {key} has {stretch} instructions");
+        }
+    }
+    Ok(())
+}
+
 pub fn first_touch(suite: &Suite) -> anyhow::Result<()> {
     let figures = suite.small()?;
     for pointer in ["/first_touch/instructions_per_page", "/el2_instructions/per_first_touch"] {

@@ -58,6 +58,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("boot_with_2_gib", Depth::Full, |suite| suite.boots(&["--memory", "2G"])),
     ("budget_with_4k_pages", Depth::Quick, |suite| counts::budget(suite.small()?, 17_500_000)),
     ("budget_with_blocks", Depth::Quick, |suite| counts::budget(suite.blocks()?, 7_000_000)),
+    ("budget_of_masked_interrupts", Depth::Quick, counts::masked),
     ("budget_of_a_first_touch", Depth::Quick, counts::first_touch),
     ("budget_of_a_write_fault", Depth::Quick, counts::write_fault),
     ("budget_of_a_dirty_iteration", Depth::Quick, counts::dirty_iteration),
