@@ -458,10 +458,19 @@ impl Vgic {
 
 /// The maintenance interrupts that say when an interrupt outside the list registers may be the next to be taken: none
 /// inside is pending, or the guest enabled or disabled a group.
+///
+/// Only when both groups are enabled does it matter that the guest disables one: if the last one is disabled, none can
+/// be taken until it is enabled again, and then the list registers still hold the most urgent of it. So `VGRP0DIE` is
+/// never on while group 1 is disabled, where QEMU (7.2 and later) asserts it for as long as that lasts: the guest would
+/// never run again.
 fn refill(machine: MachineControl) -> u64 {
-    let group0 = if machine.is_enabled(false) { control::VGRP0DIE } else { control::VGRP0EIE };
-    let group1 = if machine.is_enabled(true) { control::VGRP1DIE } else { control::VGRP1EIE };
-    control::NPIE | group0 | group1
+    let groups = match (machine.is_enabled(false), machine.is_enabled(true)) {
+        (true, true) => control::VGRP0DIE | control::VGRP1DIE,
+        (true, false) => control::VGRP1EIE,
+        (false, true) => control::VGRP0EIE,
+        (false, false) => control::VGRP0EIE | control::VGRP1EIE,
+    };
+    control::NPIE | groups
 }
 
 /// 32 interrupts: the private ones of a vCPU, or SPIs.

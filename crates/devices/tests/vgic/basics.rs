@@ -171,3 +171,31 @@ fn a_linked_interrupt_that_fires_while_it_is_handled_fires_again() {
     let effects = vgic.sync(vcpu(0), &mut Here::loaded(vcpu(0), &mut cpu));
     assert_eq!(effects.deactivate, 1 << TIMER);
 }
+
+/// More interrupts wait than there are list registers, and the guest enables and disables each group: EL2 is called when
+/// one outside may be the next, and one call is enough.
+#[test]
+fn a_group_that_is_disabled_asks_for_one_synchronization() {
+    for [first, second] in [[false, true], [true, false]] {
+        let (mut vgic, mut cpu) = machine();
+        cpu.enable(false, true);
+        let mut here = Here::loaded(vcpu(0), &mut cpu);
+        write(&mut vgic, Frame::Redistributor(vcpu(0), GROUP), 0x5555_5555, &mut here);
+        write(&mut vgic, Frame::Redistributor(vcpu(0), 0x1_0200), 0xfff0, &mut here);
+        let states = [(first, false), (second, false), (second, true), (second, false), (first, true), (second, true)];
+        let mut enabled = [true; 2];
+        for (group1, on) in states {
+            cpu.enable(group1, on);
+            enabled[usize::from(group1)] = on;
+            if cpu.maintenance() {
+                assert!(vgic.sync(vcpu(0), &mut Here::loaded(vcpu(0), &mut cpu)).is_none());
+            }
+            assert!(!cpu.maintenance(), "groups {enabled:?}");
+            for group1 in [false, true] {
+                let is_first = cpu.highest_pending(group1) != SPURIOUS;
+                assert!(!is_first || enabled[usize::from(group1)], "groups {enabled:?}");
+            }
+            assert_eq!(cpu.signals(), enabled != [false; 2], "groups {enabled:?}");
+        }
+    }
+}

@@ -215,7 +215,8 @@ impl Hardware {
             || on(control::LRENPIE) && self.hcr >> COUNT != 0
             || on(control::NPIE) && !pending
             || on(control::VGRP0EIE) && self.enabled(false)
-            || on(control::VGRP0DIE) && !self.enabled(false)
+            // QEMU looks at group 1 instead of group 0. This fake looks at both.
+            || on(control::VGRP0DIE) && !(self.enabled(false) && self.enabled(true))
             || on(control::VGRP1EIE) && self.enabled(true)
             || on(control::VGRP1DIE) && !self.enabled(true)
     }
