@@ -121,6 +121,7 @@ impl Vgic {
             return false;
         }
         let (home, slot) = (VcpuId::from_index(state.home[index & 31].into()), usize::from(state.slot[index & 31]));
+        let latched = state.latch & bit != 0;
         let Some(vcpu) = self.vcpus.get_mut(home.index()) else { return false };
         let armed = vcpu.slots.armed >> slot & 1 == 1;
         if asserted {
@@ -132,8 +133,9 @@ impl Vgic {
         if register.is_pending() || !register.is_active() {
             return false;
         }
-        // The end of an interrupt that the guest handles needs no maintenance interrupt any more.
-        if armed {
+        // The end of an interrupt that the guest handles needs no maintenance interrupt any more, unless it is pending
+        // by its latch.
+        if armed && !latched {
             vcpu.slots.armed &= !(1 << slot);
             interface.set_list_register(slot, register.without_maintenance().raw());
         }

@@ -199,3 +199,25 @@ fn a_group_that_is_disabled_asks_for_one_synchronization() {
         }
     }
 }
+
+/// The guest handles an interrupt whose line is asserted, and sets it pending. Then the line falls: it is still pending
+/// at its end. For a while more interrupts wait than there are list registers, so the handled one is put back into one.
+#[test]
+fn an_interrupt_set_pending_while_it_is_handled_outlasts_its_line() {
+    let (mut vgic, mut cpu) = machine();
+    for offset in [0x1_0404, 0x1_0408, 0x1_040c] {
+        let here = &mut Here::loaded(vcpu(0), &mut cpu);
+        write(&mut vgic, Frame::Redistributor(vcpu(0), offset), 0x8080_8080, here);
+    }
+    assert!(vgic.set_spi(intid(UART), true, &mut Here::loaded(vcpu(0), &mut cpu)).is_none());
+    assert_eq!(cpu.acknowledge(true), UART);
+    let mut here = Here::loaded(vcpu(0), &mut cpu);
+    write(&mut vgic, Frame::Redistributor(vcpu(0), 0x1_0200), 0xfff0, &mut here);
+    write(&mut vgic, Frame::Distributor(0x204), 1 << (UART % 32), &mut here);
+    write(&mut vgic, Frame::Redistributor(vcpu(0), 0x1_0280), 0xffc0, &mut here);
+    assert!(vgic.set_spi(intid(UART), false, &mut here).is_none());
+    cpu.end(UART, true);
+    assert!(cpu.maintenance());
+    assert!(vgic.sync(vcpu(0), &mut Here::loaded(vcpu(0), &mut cpu)).is_none());
+    assert_eq!(cpu.acknowledge(true), UART);
+}
