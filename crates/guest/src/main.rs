@@ -28,6 +28,7 @@ mod pmu;
 mod program;
 mod psci;
 mod random;
+mod replay;
 mod sysregs;
 mod touch;
 mod uart;
@@ -85,6 +86,8 @@ enum Failure<'a> {
     Lifecycle(#[from] lifecycle::Failure),
     #[error("exits: FAILED: {0}")]
     Exits(#[from] exits::Failure),
+    #[error("replay: FAILED: {0}")]
+    Replay(#[from] replay::Failure),
     #[error("wild: FAILED: {0}")]
     Wild(wild::Failure),
 }
@@ -113,6 +116,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Hypercalls { count, seed } => hypercalls::run(tree, count, seed)?,
         Program::Experiment(settings) => experiment::run(&memory, &settings)?,
         Program::Exits { count } => exits::run(tree, count)?,
+        Program::Replay(settings) => replay::run(tree, settings)?,
         Program::Hang => {
             println!("hanging");
             psci::wait_forever()

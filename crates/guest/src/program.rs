@@ -6,6 +6,7 @@
 
 use crate::experiment::{Settings, WrongWord};
 use crate::number::{hexadecimal, size};
+use crate::replay;
 
 /// What the guest does.
 #[derive(Clone, Copy)]
@@ -36,6 +37,8 @@ pub enum Program {
     Experiment(Settings),
     /// `exits=COUNT`: measures what events cost, each `COUNT` times.
     Exits { count: u64 },
+    /// `replay=EVENTS`: executes random events at the interrupt controller.
+    Replay(replay::Settings),
     /// `hang`: does nothing for ever.
     Hang,
     /// `wild=ADDRESS`: loads from an address with neither RAM nor a device.
@@ -75,6 +78,12 @@ impl Program {
                 "refused" => Self::Refused { calls: number(key, value)? },
                 "experiment" => Self::Experiment(Settings::parse(arguments).map_err(Failure::Experiment)?),
                 "exits" => Self::Exits { count: number(key, value)? },
+                "replay" => Self::Replay(replay::Settings {
+                    events: number(key, value)?,
+                    from: named(arguments, "from")?,
+                    every: named(arguments, "every")?,
+                    seed: seed(arguments)?,
+                }),
                 "hang" => Self::Hang,
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },
                 _ => program,
@@ -86,8 +95,13 @@ impl Program {
 
 /// The value of `seed=NUMBER`, at any place in the line; 1 without it.
 fn seed(arguments: &str) -> Result<u64, Failure<'_>> {
-    let value = arguments.split_ascii_whitespace().find_map(|word| word.strip_prefix("seed="));
-    value.map_or(Ok(1), |value| number("seed", value))
+    named(arguments, "seed")
+}
+
+/// The number after a word and `=`, at any place in the line; 1 without it.
+fn named<'a>(arguments: &'a str, key: &'static str) -> Result<u64, Failure<'a>> {
+    let mut words = arguments.split_ascii_whitespace().filter_map(|word| word.split_once('='));
+    words.find(|(name, _)| *name == key).map_or(Ok(1), |(_, value)| number(key, value))
 }
 
 fn number<'a>(key: &'a str, value: &'a str) -> Result<u64, Failure<'a>> {

@@ -38,6 +38,12 @@ pub enum Loaded {
         /// Its RAM in bytes.
         memory: u64,
     },
+    /// Nothing, because the image is a guest that runs without a hypervisor: the CPUs have no EL2. It has no control
+    /// channel and no semihosting, and a reset ends it.
+    Alone {
+        /// Its RAM in bytes.
+        memory: u64,
+    },
 }
 
 /// The settings of QEMU.
@@ -75,7 +81,7 @@ impl Machine {
         let used = match &self.loaded {
             Loaded::Nothing => 0,
             Loaded::Guest { bundle, memory } => memory + bundle.size,
-            Loaded::Kernel { memory, .. } => return memory.next_multiple_of(1 << 20),
+            Loaded::Kernel { memory, .. } | Loaded::Alone { memory } => return memory.next_multiple_of(1 << 20),
         };
         // -m counts MiB.
         (used + used / 128 + self.spare_memory + HYPERVISOR_MEMORY).max(MACHINE_MEMORY_MIN).next_multiple_of(1 << 20)
@@ -94,7 +100,8 @@ impl Machine {
         let mut arguments = Vec::new();
         let mut add = |option: &str, value: OsString| arguments.extend([OsString::from(option), value]);
 
-        let mut machine = "virt,virtualization=on,gic-version=3".to_owned();
+        let virtualization = if let Loaded::Alone { .. } = self.loaded { "off" } else { "on" };
+        let mut machine = format!("virt,virtualization={virtualization},gic-version=3");
         if self.deterministic {
             machine.push_str(",dtb-randomness=off");
         }
@@ -130,10 +137,9 @@ impl Machine {
             }
             Loaded::Kernel { initrd, .. } => {
                 add("-initrd", initrd.clone().into());
-                // A kernel has no exit status like our image: without this, a kernel that panics would boot again and
-                // again.
-                add("-action", "reboot=shutdown".into());
+                add_end(&mut add);
             }
+            Loaded::Alone { .. } => add_end(&mut add),
         }
         arguments
     }
@@ -143,7 +149,7 @@ impl Machine {
     /// The image writes to the control channel only if its command line says that there is one.
     fn boot_arguments(&self) -> String {
         match (&self.loaded, &self.append) {
-            (Loaded::Kernel { .. }, text) => text.clone().unwrap_or_default(),
+            (Loaded::Kernel { .. } | Loaded::Alone { .. }, text) => text.clone().unwrap_or_default(),
             (_, Some(text)) => format!("{BOOT_ARGUMENT} {text}"),
             (_, None) => BOOT_ARGUMENT.to_owned(),
         }
@@ -156,6 +162,12 @@ fn add_control(add: &mut impl FnMut(&str, OsString), control: &Path) {
     chardev.push(escaped(control));
     add("-chardev", chardev);
     add("-semihosting-config", "enable=on,target=native,chardev=control".into());
+}
+
+/// Ends the machine at a reset. A kernel has no exit status like our image: without this, a kernel that panics would boot
+/// again and again.
+fn add_end(add: &mut impl FnMut(&str, OsString)) {
+    add("-action", "reboot=shutdown".into());
 }
 
 /// A comma ends a value within an option of QEMU; a doubled comma stands for one.
@@ -256,6 +268,27 @@ mod tests {
             assert!(has(&arguments, option, value), "{option} {value}");
         }
         assert!(!arguments.iter().any(|argument| argument.contains("semihosting") || argument.contains("chardev")));
+    }
+
+    #[test]
+    fn a_guest_by_itself_has_no_el2() {
+        let machine = Machine {
+            image: "guest".into(),
+            loaded: Loaded::Alone { memory: 128 << 20 },
+            append: Some("replay=1000".to_owned()),
+            ..machine()
+        };
+        let arguments = arguments(&machine, Serial::Pipe);
+        for (option, value) in [
+            ("-M", "virt,virtualization=off,gic-version=3"),
+            ("-m", "128M"),
+            ("-kernel", "guest"),
+            ("-append", "replay=1000"),
+            ("-action", "reboot=shutdown"),
+        ] {
+            assert!(has(&arguments, option, value), "{option} {value}");
+        }
+        assert!(!arguments.iter().any(|argument| argument.contains("semihosting") || argument == "-initrd"));
     }
 
     #[test]

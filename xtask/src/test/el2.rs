@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `el2`: the tests in the image `el2-tests`, each in a QEMU of its own, and the guests of `guests.rs`.
+//! The suite `el2`: the tests in the image `el2-tests`, each in a QEMU of its own, and the guests of `guests.rs`
+//! and `replay.rs`.
 //!
 //! The image lists its tests if its command line is `list`, and runs one test for `run=NAME`. Invariant: a test passes
 //! only if both QEMU's exit status and the image's own output report it.
@@ -15,8 +16,8 @@ use twofold_abi::exit;
 use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Test, Verdict, machine};
 use twofold_workspace::{Workspace, build, install, output};
 
-use super::guests;
 use super::harness::{Depth, Tally, harness, trial};
+use super::{guests, replay};
 use crate::arguments::TestOptions;
 
 /// Runs the suite on the CPU with all features; in full, on each of [`CPUS`].
@@ -39,6 +40,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         }
     }
     trials.extend(guests::trials(workspace, &qemu, depth));
+    trials.extend(replay::trials(workspace, &qemu, depth));
     harness(trials, PARALLEL, options)
 }
 

@@ -150,7 +150,7 @@ impl Hostile {
 const HEAP_MOST: u64 = 64 << 10;
 
 /// Returns a new seed for every run. A failure names it, and `TWOFOLD_SEED` repeats it.
-fn seed() -> u64 {
+pub fn seed() -> u64 {
     let given = std::env::var("TWOFOLD_SEED").ok().and_then(|seed| seed.parse().ok());
     given.unwrap_or_else(|| {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

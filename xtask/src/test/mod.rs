@@ -14,6 +14,7 @@ mod host;
 mod kvm;
 mod linux;
 mod proof;
+mod replay;
 mod slowest;
 mod tap;
 
