@@ -80,11 +80,12 @@ impl Devices {
     #[inline(always)]
     pub fn find(&self, ipa: u64) -> Option<Device> {
         let at = |base: u64, size: u64| Some(ipa.wrapping_sub(base)).filter(|offset| *offset < size);
-        if let Some(offset) = at(virt::UART_BASE, virt::UART_SIZE) {
-            return Some(Device::Uart(offset));
+        // The interrupt controller is accessed most.
+        if let Some(frame) = Frame::locate(ipa, self.vcpus) {
+            return Some(Device::Gic(frame));
         }
-        match Frame::locate(ipa, self.vcpus) {
-            Some(frame) => Some(Device::Gic(frame)),
+        match at(virt::UART_BASE, virt::UART_SIZE) {
+            Some(offset) => Some(Device::Uart(offset)),
             None => at(virt::RTC_BASE, virt::RTC_SIZE).map(Device::Rtc),
         }
     }

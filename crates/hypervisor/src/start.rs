@@ -248,7 +248,8 @@ fn share(frames: &mut Frames, count: u64) -> Option<Frames> {
 
 /// The affinity of a vCPU, as on QEMU's `virt`: 16 in a cluster, which is as many as an SGI reaches at once.
 fn affinity(vcpu: u64) -> u64 {
-    (vcpu / 16) << 8 | vcpu % 16
+    let (cluster, core) = (vcpu / 16, vcpu % 16);
+    cluster << 8 | core
 }
 
 /// The smallest IPA space that holds the guest's RAM, unless the bundle sets it. Up to 34 bits a walk has two levels.

@@ -301,6 +301,8 @@ pub fn report(guests: &[Figures<'_>]) {
                     device + spent(Purpose::WriteFault) + LEVELS.map(Purpose::FirstTouch).map(spent).iter().sum::<u64>()
                 }
                 HVC => spent(Purpose::Phase),
+                // A change of vCPU follows an exit, or a wait.
+                OTHER => spent(Purpose::Switch),
                 _ => 0,
             };
             stat("el2_instructions.by_exit", name, other + known);

@@ -387,9 +387,20 @@ impl Vm {
     }
 
     /// Its name, if there are several.
-    fn called(&self) -> impl fmt::Display {
-        let name = (all().len() > 1).then_some(self.name);
-        fmt::from_fn(move |f| name.map_or(Ok(()), |name| write!(f, " {name:?}")))
+    fn called(&self) -> Called {
+        Called((all().len() > 1).then_some(self.name))
+    }
+}
+
+/// A guest's name in a message, with a space before it.
+struct Called(Option<Name>);
+
+impl fmt::Display for Called {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(name) => write!(f, " {name:?}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use libtest_mimic::{Failed, Trial};
+use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::{GuestSettings, Launch, Loaded, Machine, Pages, Qemu, Verdict, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
@@ -146,6 +147,8 @@ impl Pair {
     /// The guest under the hypervisor.
     fn as_guest(&self, words: String) -> anyhow::Result<Vec<String>> {
         let guest = GuestSettings {
+            name: NAME_DEFAULT.to_owned(),
+            weight: WEIGHT_DEFAULT,
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line: words,
@@ -158,8 +161,9 @@ impl Pair {
         };
         let boot = Boot {
             label: "replay",
-            guest,
+            guests: vec![guest],
             cpu: self.cpu,
+            host_cpus: None,
             deterministic: false,
             checked: false,
             timeout: Some(LIMIT),

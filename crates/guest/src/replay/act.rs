@@ -223,10 +223,7 @@ fn timer(level: bool, how: u8) -> (u64, u64) {
 }
 
 fn get_bits(state: &mut State, of: usize, kind: Bits, bank: u32) {
-    let word = load(bits(of, kind, bank * 32));
-    let is_pending = matches!(kind, Bits::SetPending | Bits::ClearPending);
-    let unseen = if is_pending && bank == 0 { choose::UNSEEN } else { 0 };
-    state.see((word & !unseen).into());
+    state.see(load(bits(of, kind, bank * 32)).into());
 }
 
 fn read(state: &mut State, of: usize, intid: u32) {

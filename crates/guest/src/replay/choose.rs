@@ -15,15 +15,11 @@
 //! | ICFGR of the timers | a linked PPI's trigger is fixed, as it may be for any PPI |
 //! | acknowledging, ISR_EL1 and ICC_HPPIR of a vCPU that disabled a group in ICC_IGRPEN | in QEMU's own CPU interface a pending interrupt of the disabled group hides those of the other one; in the virtual one, and here, it does not |
 //! | a lowered timer line, without a read of the redistributor | a lowered line may take any time to reach the CPU interface; a driver that wants to know reads the controller |
-//! | the virtual timer's bit in ISPENDR and ICPENDR | a defect of `twofold_hypervisor::gic::guest`: the hypervisor lowers the line before an access, and does not raise it. The bit is left out ([`UNSEEN`]) until that is mended |
 //! | lines in random order of two vCPUs, WFI | the lockstep excludes them: their order is no part of the seed |
 
 use super::event::{BANKS, Bits, Event, HOT, Line, Sgi};
 use super::known::{Known, Vcpu};
 use crate::random::Random;
-
-/// The virtual timer's bit of bank 0.
-pub const UNSEEN: u32 = 1 << twofold_abi::virt::VIRTUAL_TIMER_INTERRUPT;
 
 /// The next event of this vCPU.
 pub fn event(known: &mut Known, vcpu: usize, vcpus: usize) -> Event {

@@ -182,7 +182,7 @@ impl GuestGic {
     ) -> Option<u64> {
         let id = id(vcpu)?;
         if let Frame::Redistributor(..) = frame {
-            self.lower_timer(id);
+            self.report_timer(id);
         }
         match operation {
             Operation::Write(value) => {
@@ -292,13 +292,12 @@ impl GuestGic {
         }
     }
 
-    /// The guest may have silenced its virtual timer without ending the interrupt: the model learns that the line is
-    /// low.
-    fn lower_timer(&self, vcpu: VcpuId) {
+    /// The model learns the level of the virtual timer's line. The guest may have silenced its timer without ending the
+    /// interrupt, or set it anew while the interrupt is active.
+    fn report_timer(&self, vcpu: VcpuId) {
         const ASSERTED: u64 = 0b101;
-        if read_sysreg!(CNTV_CTL_EL0) & 0b111 != ASSERTED {
-            self.change(vcpu.index(), |model, here| model.set_ppi(vcpu, VIRTUAL_TIMER, false, here));
-        }
+        let level = read_sysreg!(CNTV_CTL_EL0) & 0b111 == ASSERTED;
+        self.change(vcpu.index(), |model, here| model.set_ppi(vcpu, VIRTUAL_TIMER, level, here));
     }
 
     /// The machine's interrupts behind linked ones of the guest.
