@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The control channel: lines of text from the hypervisor to its launcher.
+//! The control channel's lines of text, from the hypervisor to its launcher.
 //!
-//! The guest owns the UART, so the hypervisor speaks on a channel of its own (semihosting console).
-//! Each line is one of the forms below; a reader ignores a line whose first word it does not know.
+//! The UART has the guest's console, so the hypervisor speaks on a channel of its own. A line is a message of the framed
+//! channel ([`channel`](crate::channel)), or goes to the semihosting console if there is no such channel. Each line is one of the forms below; a reader ignores a line whose first word it does not know.
 //!
 //! ```text
 //! twofold:log TEXT             a note for people
@@ -11,7 +11,8 @@
 //!                              them `self`: a reader uses that for the figure of a part that has parts
 //! twofold:round N RUNS         an image with the feature `record`: pages of guest RAM that were written in round N, as
 //!                              runs FIRST+COUNT, ascending; a round too long for one line continues on the next
-//! twofold:end HOW              the last line: power-off, reset, panic, error, tests
+//! twofold:end HOW              how it ended: power-off, reset, panic, error, tests; only `exit` follows
+//! twofold:exit STATUS          the last line: one of [`exit`](crate::exit), in decimal
 //! twofold:test NAME [expect=N] one test of a test image (its answer to `list`); N is the exit status that the test
 //!                              must end with, if it is not success
 //! twofold:pass NAME            a test passed
@@ -50,8 +51,9 @@
 //! | `oracle.TRACKER.compared`, `.redirtied`, `.lost`, `.rounds`, `.starts`, `.blocks` | an image with the feature `oracle`: pages compared, pages found dirty again, pages changed but not in the log; rounds, logs started, and blocks coalesced |
 //! | `record.rounds`, `.pages`, `.microseconds` | an image with the feature `record`: rounds reported, pages of guest RAM, and the rounds' time by the machine's counter, without the first round |
 
-/// This word on the image's own command line (`/chosen` `bootargs`) says that semihosting is available. The image then
-/// writes to the control channel, and ends with `SYS_EXIT_EXTENDED`.
+/// This word on the image's own command line (`/chosen` `bootargs`) says that semihosting is available. The image may
+/// then write files of the host's. Without a framed channel it also writes its lines to the semihosting console, and
+/// ends with `SYS_EXIT_EXTENDED`.
 pub const BOOT_ARGUMENT: &str = "twofold.semihosting";
 /// The last words on that command line, if the image writes a trace. The rest of the line is the file's name, as the
 /// semihosting server resolves it.
@@ -68,8 +70,10 @@ pub const ERROR: &str = "twofold:error";
 pub const STAT: &str = "twofold:stat";
 /// Starts a line with pages that the guest wrote.
 pub const ROUND: &str = "twofold:round";
-/// Starts the last line.
+/// Starts the line that says how it ended.
 pub const END: &str = "twofold:end";
+/// Starts the last line, which has the image's exit status.
+pub const EXIT: &str = "twofold:exit";
 /// Starts a line that names one test of a test image.
 pub const TEST: &str = "twofold:test";
 /// Starts a line that says that a test passed.

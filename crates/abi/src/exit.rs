@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The exit statuses of the hypervisor's image under QEMU (semihosting `SYS_EXIT_EXTENDED`).
+//! The exit statuses of the hypervisor's image: the control channel's last line ([`control::EXIT`](crate::control::EXIT)).
 //!
-//! QEMU itself exits with 1 on bad arguments, so 1 never comes from the image.
+//! QEMU itself exits with 1 on bad arguments, so 1 never comes from the image. An image that ends by semihosting
+//! (`SYS_EXIT_EXTENDED`) makes QEMU exit with the same status.
 
 /// The guest powered itself off (PSCI `SYSTEM_OFF`); for a test image: every test passed.
 pub const POWER_OFF: i32 = 0;

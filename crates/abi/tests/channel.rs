@@ -112,7 +112,7 @@ fn text(most: usize) -> impl Strategy<Value = String> {
 fn body() -> impl Strategy<Value = (u8, u32, u64, usize, Vec<u8>, String, String)> {
     let bytes = vec(any::<u8>(), 1..=PAYLOAD_MAX);
     let number = prop_oneof![1_u32..=WINDOW_MAX, Just(WINDOW_MAX)];
-    (0_u8..12, number, any::<u64>(), 0_usize..64, bytes, text(512), "[a-z0-9_]{1,8}(\\.[a-z0-9_]{1,8}){0,6}")
+    (0_u8..13, number, any::<u64>(), 0_usize..64, bytes, text(512), "[a-z0-9_]{1,8}(\\.[a-z0-9_]{1,8}){0,6}")
 }
 
 /// Writes the message, reads it from the wire, and compares.
@@ -141,6 +141,8 @@ fn round_trip(body: (u8, u32, u64, usize, Vec<u8>, String, String), guest: u16) 
         assert_eq!(ToLauncher::read(&frame), Err(MessageError::Kind(frame.kind)));
         return;
     }
+    // Longer than a text may be.
+    let line = text.replace(['\n', '\r'], " ") + &key.repeat(8);
     let message = match which {
         4 => ToLauncher::Welcome { version: low, guests: guest, session: value },
         5 => ToLauncher::Done(number),
@@ -153,9 +155,10 @@ fn round_trip(body: (u8, u32, u64, usize, Vec<u8>, String, String), guest: u16) 
         8 => ToLauncher::InputCredit(number),
         9 => ToLauncher::Statistic { request: number, key: &key, value },
         10 => ToLauncher::State { state: GuestState::ALL[pick(GuestState::ALL.len())], text: &text },
-        _ => ToLauncher::Log(&text),
+        11 => ToLauncher::Log(&text),
+        _ => ToLauncher::Line(&line),
     };
-    let guest = if which == 4 { none } else { some };
+    let guest = if which == 4 || which == 12 { none } else { some };
     let wire = message.write(guest, &mut writer).unwrap();
     let mut reader = FrameReader::new();
     assert!(reader.read(&mut &[0][..]).is_none());
@@ -321,6 +324,9 @@ fn what_is_no_message_is_refused_by_name() {
         (down(kind::STATE, None, &[]), length(kind::STATE, 0)),
         (down(kind::LOG, None, &[0xff]), MessageError::Text),
         (down(kind::LOG, None, &[b'x'; 513]), MessageError::Text),
+        (down(kind::LINE, None, &[0xff]), MessageError::Text),
+        (down(kind::LINE, None, b"twofold:log a\ntwofold:exit 0"), MessageError::Text),
+        (down(kind::LINE, Some(0), b"twofold:exit 0"), MessageError::Guest { kind: kind::LINE, has: true }),
         (down(kind::STATISTIC, None, b"\x01\0\0\0\0\0\0\0\0\0\0\0exits..all"), MessageError::Text),
         (down(kind::STATISTIC, None, b"\x01\0\0\0\0\0\0\0\0\0\0\0Exits"), MessageError::Text),
         (down(kind::STATISTIC, None, b"\x01\0\0\0\0\0\0\0\0\0\0\0"), MessageError::Text),

@@ -34,6 +34,7 @@ fn kinds_and_numbers_are_the_documented_ones() {
         (kind::STATISTIC, "statistic"),
         (kind::STATE, "state"),
         (kind::LOG, "log"),
+        (kind::LINE, "line"),
     ];
     let documented = table("| kind | name");
     assert_eq!(documented.len(), kinds.len());

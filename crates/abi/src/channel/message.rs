@@ -95,7 +95,7 @@ pub enum GuestState {
     Running,
     /// It is stopped, and can go on.
     Stopped,
-    /// It is off. Without a guest: the hypervisor's last message.
+    /// It is off.
     Off,
     /// It starts anew.
     Reset,
@@ -173,6 +173,8 @@ pub enum ToLauncher<'a> {
     },
     /// A note for people.
     Log(&'a str),
+    /// A line of [`control`](crate::control), without its end.
+    Line(&'a str),
 }
 
 impl<'a> ToHypervisor<'a> {
@@ -253,11 +255,12 @@ impl<'a> ToLauncher<'a> {
                 Self::State { state: GuestState::from_number(row.state)?, text }
             }
             kind::LOG => Self::Log(text(frame.payload)?),
+            kind::LINE => Self::Line(line(frame.payload)?),
             other => return Err(MessageError::Kind(other)),
         };
         let has = frame.guest.is_some();
         let fits = match message {
-            Self::Welcome { .. } => !has,
+            Self::Welcome { .. } | Self::Line(_) => !has,
             Self::Output(_) | Self::InputCredit(_) => has,
             _ => true,
         };
@@ -286,6 +289,7 @@ impl<'a> ToLauncher<'a> {
             }
             Self::State { state, text } => writer.write(kind::STATE, guest, &[state.number()], text.as_bytes()),
             Self::Log(text) => writer.write(kind::LOG, guest, &[], text.as_bytes()),
+            Self::Line(line) => writer.write(kind::LINE, guest, &[], line.as_bytes()),
         }
     }
 }
@@ -363,6 +367,11 @@ fn check(field: &'static str, value: impl Into<u64>, fits: bool) -> Result<(), M
 
 fn text(bytes: &[u8]) -> Result<&str, MessageError> {
     core::str::from_utf8(bytes).ok().filter(|text| text.len() <= TEXT_MAX).ok_or(MessageError::Text)
+}
+
+/// As long as the payload, and without an end of its own.
+fn line(bytes: &[u8]) -> Result<&str, MessageError> {
+    core::str::from_utf8(bytes).ok().filter(|line| !line.contains(['\n', '\r'])).ok_or(MessageError::Text)
 }
 
 fn is_key(key: &str) -> bool {

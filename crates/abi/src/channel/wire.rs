@@ -59,6 +59,8 @@ pub mod kind {
     pub const STATE: u8 = 0x87;
     /// A note for people: a text.
     pub const LOG: u8 = 0x88;
+    /// One line of [`control`](crate::control), without its end: UTF-8.
+    pub const LINE: u8 = 0x89;
 }
 
 /// Values of [`Command::command`].
@@ -101,7 +103,7 @@ pub mod state {
     pub const RUNNING: u8 = 0;
     /// It is stopped, and can go on.
     pub const STOPPED: u8 = 1;
-    /// It has turned itself off, or was ended. Without a guest: the hypervisor's last frame.
+    /// It has turned itself off, or was ended.
     pub const OFF: u8 = 2;
     /// It starts anew.
     pub const RESET: u8 = 3;
