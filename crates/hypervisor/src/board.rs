@@ -57,6 +57,8 @@ pub struct Board {
     pub uart: Range<u64>,
     /// The PL031, if there is one.
     pub rtc: Option<Range<u64>>,
+    /// The virtio transports. Those beyond the capacity are left out.
+    pub virtio: ArrayVec<Range<u64>, MAX_TRANSPORTS>,
     /// The instruction that calls the firmware.
     pub psci: Conduit,
     /// The affinity of each CPU, as in MPIDR_EL1. The CPU that booted comes first.
@@ -92,6 +94,7 @@ impl Board {
             maintenance_interrupt: interrupts(&gic, GIC).unwrap_or_default(),
             uart: uart(fdt)?,
             rtc: find(root, &["arm,pl031"], RTC).ok().and_then(|rtc| rtc.region(0)),
+            virtio: transports(root),
             psci: conduit(fdt)?,
             cpus: cpus(fdt)?,
             bundle: bundle.clone(),
@@ -126,7 +129,7 @@ impl Board {
 
     /// The registers of the devices that EL2 uses.
     pub fn devices(&self) -> impl Iterator<Item = &Range<u64>> {
-        [&self.gicd, &self.uart].into_iter().chain(&self.gicr).chain(&self.rtc)
+        [&self.gicd, &self.uart].into_iter().chain(&self.gicr).chain(&self.rtc).chain(&self.virtio)
     }
 
     fn read_reserved(&mut self, fdt: Fdt<'static>) -> Result<(), Error> {
@@ -185,6 +188,8 @@ pub(crate) fn conduit(fdt: Fdt<'static>) -> Result<Conduit, Error> {
 const MAX_CPUS: usize = twofold_abi::virt::MAX_CPUS as usize;
 /// Levels of nodes: each takes some of the small stack.
 const MAX_LEVELS: usize = 16;
+/// QEMU has 32.
+const MAX_TRANSPORTS: usize = 32;
 /// Five interrupts of three cells each, and one to spare.
 const MAX_INTERRUPT_CELLS: usize = 16;
 
@@ -204,6 +209,16 @@ fn ram(root: FdtNode<'static>) -> Result<ArrayVec<Range<u64>, 8>, Error> {
         }
     }
     if ram.is_empty() { Err(Error::NodeMissing("/memory")) } else { Ok(ram) }
+}
+
+/// The virtio transports below the root, which is where virtual machines have them. One that is malformed is left out: the
+/// machine can be used without it.
+fn transports(root: FdtNode<'static>) -> ArrayVec<Range<u64>, MAX_TRANSPORTS> {
+    /// The driver uses no register behind these.
+    const REGISTERS: u64 = 0x200;
+    let nodes = root.children().filter(|node| is_used(node) && node.is_compatible("virtio,mmio"));
+    let ranges = nodes.filter_map(|node| regions(node)?.next()?);
+    ranges.filter(|range| range.end - range.start >= REGISTERS).take(MAX_TRANSPORTS).collect()
 }
 
 fn redistributors(gic: &Device) -> Result<ArrayVec<Range<u64>, 8>, Error> {

@@ -7,7 +7,7 @@
 //! the final one.
 //!
 //! Invariant: when `main` runs, the final map of [`el2_mmu`] is in use (no page is both writable and executable), and
-//! the console and PSCI are usable.
+//! the console, the control channel and PSCI are usable.
 
 use core::arch::global_asm;
 
@@ -15,7 +15,7 @@ use dtoolkit::fdt::Fdt;
 use spin::Once;
 
 use crate::board::{self, Board};
-use crate::{console, cpus, el2_mmu, power, semihosting};
+use crate::{channel, console, cpus, el2_mmu, power, semihosting};
 
 /// Makes `$main`, a `fn(&'static Board) -> !`, the main function of an image.
 #[macro_export]
@@ -65,7 +65,11 @@ unsafe extern "C" fn start(dtb: *const u8) -> ! {
     }
     mapped.expect("the image's own translation tables can be built");
     match board {
-        Ok(board) => twofold_main(BOARD.call_once(|| board)),
+        Ok(board) => {
+            // SAFETY: the DTB lists virtio transports there, and the new map has them as Device memory.
+            unsafe { channel::start(&board.virtio) };
+            twofold_main(BOARD.call_once(|| board))
+        }
         Err(error) => panic!("this machine's device tree: {error}"),
     }
 }

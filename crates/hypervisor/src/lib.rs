@@ -43,7 +43,7 @@
 //! | [`exception_table`], [`at`] | instructions of EL2 that a guest can make abort |
 //! | [`panic`](mod@panic) | the one report before the end |
 //! | [`console`], [`control`], [`semihosting`] | the outputs |
-//! | [`serial_port`] | the driver of a virtio console's port, for the control channel |
+//! | [`channel`], [`serial_port`] | the framed control channel, and the driver of its port, a virtio console's |
 //! | [`serial`] | the machine's UART as the far end of the guest's |
 //! | [`power`], [`shutdown`] | PSCI calls to the firmware; the exit of the image |
 //! | [`heap`] | `alloc` |
@@ -60,6 +60,7 @@ pub mod abort;
 pub mod at;
 pub mod board;
 pub mod boot;
+pub mod channel;
 pub mod clock;
 pub mod console;
 pub mod context;

@@ -6,7 +6,8 @@
 //!
 //! Invariant: there is one report, and it ends. The first CPU that gets here writes it. Other CPUs that get here stop;
 //! a CPU that runs a guest continues until the exit. If the reporting CPU gets here again, the report itself failed,
-//! and the CPU exits at once. The report takes no lock and allocates no memory.
+//! and the CPU exits at once. The report waits for no lock without a bound ([`channel`] says how it gets the control
+//! channel), and allocates no memory.
 
 use core::fmt::{self, Write};
 use core::panic::PanicInfo;
@@ -15,7 +16,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use spin::Once;
 
 use crate::console::Console;
-use crate::{control, cpus, el2_mmu, exception_table, power, read_sysreg, shutdown, write_sysreg};
+use crate::{channel, control, cpus, el2_mmu, exception_table, power, read_sysreg, shutdown, write_sysreg};
 
 /// Sets the function that writes the last exits of the guest into a report. Only the first call has an effect.
 pub fn set_last_exits(write: fn(&mut dyn Write)) {
@@ -104,8 +105,12 @@ fn report(write: impl FnOnce(&mut Report) -> fmt::Result) -> ! {
     match REPORTER.compare_exchange(NO_CPU, this, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => {}
         Err(reporter) if reporter == this => shutdown::exit(twofold_abi::exit::PANIC),
-        Err(_) => power::park(),
+        Err(_) => {
+            channel::abandon();
+            power::park()
+        }
     }
+    channel::take_over();
     let mut out = Report::new();
     let _ = out.write_str("\n");
     let _ = write(&mut out);

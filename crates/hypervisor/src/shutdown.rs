@@ -2,13 +2,15 @@
 //! The exit of the image.
 
 use crate::experiment::{ExitObserver, Observer};
-use crate::{power, semihosting};
+use crate::{control, power, semihosting};
 
-/// Ends the image: by semihosting with `status`; without semihosting by switching the machine off; without PSCI the CPU
-/// sleeps.
+/// Ends the image with `status`: it is the control channel's last line, and the machine is switched off. Without a framed
+/// channel the emulator ends by semihosting; without PSCI the CPU sleeps.
 pub fn exit(status: i32) -> ! {
     Observer::image_ends();
-    semihosting::exit(status);
+    if !control::exit(status) {
+        semihosting::exit(status);
+    }
     let _ = power::system_off();
     power::park()
 }

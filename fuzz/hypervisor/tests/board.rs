@@ -31,6 +31,7 @@ fn machine(cpus: &[u64]) -> Board {
         maintenance_interrupt: Default::default(),
         uart: 0..0,
         rtc: None,
+        virtio: Default::default(),
         psci: Conduit::Smc,
         cpus: cpus.iter().copied().collect(),
         bundle: None,
@@ -109,6 +110,33 @@ fn buses_are_followed_so_far_as_the_stack_lasts() {
     for buses in [16, 17, 1000] {
         assert_eq!(read(&with_buses(buses)).err(), Some(Error::TooMany("levels of buses")), "below {buses} buses");
     }
+}
+
+#[test]
+fn transports_that_are_whole_are_found() {
+    let mut tree = tree(&[BOOT_CPU]);
+    let mut add = |name: &str, reg: &[u32], status: &str| {
+        let mut node = DeviceTreeNode::new_unchecked(name);
+        set(&mut node, "compatible", vec!["virtio,mmio"]);
+        set(&mut node, "reg", reg.to_vec());
+        set(&mut node, "status", vec![status]);
+        tree.root.add_child(node);
+    };
+    add("virtio_mmio@a000000", &[0, 0xa00_0000, 0, 0x200], "okay");
+    add("virtio_mmio@a000200", &[0, 0xa00_0200, 0, 0x1ff], "okay");
+    add("virtio_mmio@a000400", &[0, 0xa00_0400, 0, 0x200], "disabled");
+    add("virtio_mmio@a000600", &[u32::MAX, 0xffff_ff00, 0, 0x200], "okay");
+    add("virtio_mmio@a000800", &[0, 0xa00_0800], "okay");
+    add("virtio_mmio@a000a00", &[0, 0xa00_0a00, 0, 0x1000], "okay");
+    let found = read(&tree).unwrap().virtio;
+    assert_eq!(found[..], [0xa00_0000..0xa00_0200, 0xa00_0a00..0xa00_1a00]);
+    for number in 0..100u32 {
+        let mut node = DeviceTreeNode::new_unchecked(format!("virtio_mmio@{number}"));
+        set(&mut node, "compatible", vec!["virtio,mmio"]);
+        set(&mut node, "reg", vec![0, number << 12, 0, 0x200]);
+        tree.root.add_child(node);
+    }
+    assert_eq!(read(&tree).unwrap().virtio.len(), 32, "more than the list holds are left out");
 }
 
 #[test]

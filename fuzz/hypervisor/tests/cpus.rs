@@ -20,6 +20,7 @@ fn board(cpus: &[u64]) -> Board {
         maintenance_interrupt: Default::default(),
         uart: 0..0,
         rtc: None,
+        virtio: Default::default(),
         psci: Conduit::Smc,
         cpus: cpus.iter().copied().collect(),
         bundle: None,

@@ -576,10 +576,18 @@ fn what_was_sent_comes_back_without_an_interrupt() {
         assert!(!device.0.borrow().interrupt);
     }
     device.0.borrow_mut().room = 0;
+    assert_eq!(port.unsent(), Ok(0));
+    while port.send(b"x").is_ok() {}
+    device.0.borrow_mut().step();
+    assert_eq!(port.unsent(), Ok(SIZE.into()), "the host takes nothing");
+    device.0.borrow_mut().room = 3;
+    device.0.borrow_mut().step();
+    assert_eq!(port.unsent(), Ok(u32::from(SIZE) - 3), "the host has taken three");
     while port.send(b"x").is_ok() {}
     device.0.borrow_mut().room = usize::MAX;
     device.0.borrow_mut().step();
     assert!(device.0.borrow().interrupt, "there is room again");
+    assert_eq!(port.unsent(), Ok(0));
     for sent in 0..40 {
         port.poll().unwrap();
         port.send(b"x").unwrap();

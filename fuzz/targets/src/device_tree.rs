@@ -111,6 +111,7 @@ fn good_tree() -> DeviceTree {
         maintenance_interrupt: Default::default(),
         uart: 0..0,
         rtc: None,
+        virtio: Default::default(),
         psci: Conduit::Smc,
         cpus: [BOOT_CPU, 1, 0x100].into_iter().collect(),
         bundle: None,

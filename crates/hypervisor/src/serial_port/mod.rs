@@ -214,6 +214,14 @@ impl<R: Registers, M: SharedMemory> SerialPort<R, M> {
         Ok(())
     }
 
+    /// How many sends the device has not completed. Each completed one is in the host.
+    pub fn unsent(&mut self) -> Result<u32, DeviceError> {
+        self.guarded(|port| {
+            port.reclaim()?;
+            Ok(u32::from(SIZE) - port.output.free())
+        })
+    }
+
     /// Takes bytes that came from the host, and returns how many: 0 if there are none now.
     pub fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, DeviceError> {
         self.guarded(|port| {

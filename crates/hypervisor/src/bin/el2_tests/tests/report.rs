@@ -6,8 +6,9 @@
 
 use core::arch::asm;
 use core::hint::black_box;
+use core::sync::atomic::{AtomicBool, Ordering};
 
-use twofold_hypervisor::{cpus, log};
+use twofold_hypervisor::{channel, cpus, log, read_sysreg, timer};
 use twofold_stage2::Access;
 
 use crate::check::{Failure, Outcome};
@@ -25,6 +26,8 @@ tests!(panics:
     report::a_stack_overflow_is_reported,
     report::two_panics_give_one_report,
     report::a_panic_of_another_cpu_is_reported,
+    report::a_panic_amid_a_send_is_reported,
+    report::a_panic_is_reported_after_another_cpu_failed_amid_a_send,
 );
 
 fn expect(texts: &[&str]) {
@@ -140,4 +143,29 @@ fn a_panic_of_another_cpu_is_reported(machine: Machine) -> Outcome {
     loop {
         core::hint::spin_loop();
     }
+}
+
+fn a_panic_amid_a_send_is_reported(_: Machine) -> Outcome {
+    expect(&REGISTERS);
+    expect(&["panic on CPU 0: amid a send"]);
+    channel::hold();
+    panic!("amid a send")
+}
+
+/// CPU 0 reports, most likely: it panics first, and CPU 1 fails later. CPU 1 has the channel and gives it up.
+fn a_panic_is_reported_after_another_cpu_failed_amid_a_send(machine: Machine) -> Outcome {
+    static HELD: AtomicBool = AtomicBool::new(false);
+    expect(&REGISTERS);
+    expect(&["panic on CPU", "beside a send"]);
+    cpus::start(machine.board, 1, |_| {
+        channel::hold();
+        HELD.store(true, Ordering::Release);
+        let start = timer::machine_time();
+        while timer::machine_time() - start < read_sysreg!(CNTFRQ_EL0) / 4 {}
+        panic!("beside a send, there")
+    })?;
+    while !HELD.load(Ordering::Acquire) {
+        core::hint::spin_loop();
+    }
+    panic!("beside a send, here")
 }

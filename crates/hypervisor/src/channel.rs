@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The framed control channel (`docs/control.md`) over a port of the machine's virtio console.
+//!
+//! Any CPU sends, at any time: also a CPU that panics, while another CPU or its own interrupted code uses the device.
+//!
+//! # Who uses the device
+//!
+//! `OWNER` names the CPU that uses the device, or says that none does.
+//!
+//! * **U1** A CPU masks its interrupts.
+//! * **U2** It changes `OWNER` from `FREE` to its number (acquire). While another CPU is the owner, it retries.
+//! * **U3** It uses the device, for a bounded time.
+//! * **U4** It stores `FREE` (release), and restores its interrupts.
+//! * **F1** A CPU that stops for ever changes `OWNER` from its number, if it is there, to `ABANDONED`.
+//! * **R1** The CPU that reports a panic changes `OWNER` to its number with `REPORTS`: from `FREE`, from `ABANDONED`, or
+//!   from its own number. While another CPU is the owner, it retries for a bounded time, then gives up.
+//! * **R2** If the device was not `FREE`, it resets the device and makes a driver anew.
+//! * **R3** It sends without U2 and U4. Each other CPU that comes to U2 gives up.
+//!
+//! By U2 and R1 one CPU at a time uses the device. By U1 no other code of the owner comes between U2 and U4 but a panic
+//! and an exception that ends in a report: then R1 finds the own number, and the interrupted code never continues. A CPU
+//! that is in F1 does not continue either. So in R2 no driver is in use, and what the old one left in memory does not
+//! matter. The receiver finds the frame that was cut by the 0 that R2 begins with.
+//!
+//! # Invariants
+//!
+//! * A frame is sent whole or not at all, and frames of several CPUs do not mix.
+//! * [`line()`] returns after the device has taken the frame, or has refused to for `PATIENCE` seconds. So the machine may
+//!   be switched off next. After such a time, further frames are not waited for until the device takes one.
+
+use core::arch::asm;
+use core::cell::UnsafeCell;
+use core::hint;
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use spin::{Mutex, Once};
+use twofold_abi::channel::wire::DELIMITER;
+use twofold_abi::channel::{FrameWriter, ToLauncher};
+
+use crate::serial_port::shared::{Registers, SharedMemory};
+use crate::serial_port::wire::{CONSOLE, MAGIC, register};
+use crate::serial_port::{MEMORY_SIZE, SendError, SerialPort};
+use crate::{cpus, read_sysreg, timer};
+
+/// Finds the port on one of these virtio transports and opens it. Without one there is no channel.
+///
+/// # Safety
+/// Each transport's registers must be mapped, as Device memory, for ever.
+pub(crate) unsafe fn start(transports: &[Range<u64>]) {
+    let is_console = |base: &usize| {
+        let transport = Transport(*base);
+        transport.read(register::MAGIC) == MAGIC && transport.read(register::DEVICE_ID) == CONSOLE
+    };
+    let mut consoles = transports.iter().map(|transport| transport.start as usize).filter(is_console);
+    let Some((base, channel)) = consoles.find_map(|base| Some((base, Channel::open(base)?))) else { return };
+    BASE.call_once(|| base);
+    *CHANNEL.lock() = Some(channel);
+}
+
+/// Sends a line of [`twofold_abi::control`], at most a frame's payload. False: there is no channel, nothing reads it, or a
+/// panic is being reported on another CPU.
+#[must_use]
+pub fn line(line: &str) -> bool {
+    BASE.get().is_some() && with_channel(|channel| channel.send(&ToLauncher::Line(line))).unwrap_or(false)
+}
+
+/// The calling CPU reports a panic, and is the only one that sends from now on (R1, R2).
+pub(crate) fn take_over() {
+    let Some(&base) = BASE.get() else { return };
+    let this = own();
+    let deadline = Deadline::after(2 * PATIENCE);
+    let is_intact = loop {
+        match OWNER.compare_exchange(FREE, this | REPORTS, Ordering::Acquire, Ordering::Acquire) {
+            Ok(_) => break true,
+            Err(owner) if owner == this || owner == ABANDONED => {
+                // No other CPU changes these two.
+                OWNER.store(this | REPORTS, Ordering::Relaxed);
+                break false;
+            }
+            Err(_) if deadline.has_passed() => return,
+            Err(_) => hint::spin_loop(),
+        }
+    };
+    if !is_intact {
+        *ANEW.lock() = Channel::open(base);
+        IS_ANEW.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The calling CPU stops for ever, and may be the device's owner (F1).
+pub(crate) fn abandon() {
+    let _ = OWNER.compare_exchange(own(), ABANDONED, Ordering::Release, Ordering::Relaxed);
+}
+
+/// Takes the device and stops, as a CPU does that fails while it sends. For tests of the report.
+#[doc(hidden)]
+pub fn hold() {
+    while OWNER.compare_exchange(FREE, own(), Ordering::Acquire, Ordering::Relaxed).is_err() {
+        hint::spin_loop();
+    }
+    core::mem::forget(CHANNEL.lock());
+}
+
+/// Seconds until a device that takes nothing is given up.
+const PATIENCE: u64 = 10;
+
+/// No CPU uses the device.
+const FREE: usize = 0;
+/// The CPU that used the device has stopped for ever.
+const ABANDONED: usize = usize::MAX;
+/// Beside a CPU's number: it reports a panic, and owns the device until the end.
+const REPORTS: usize = 1 << 32;
+
+/// [`FREE`], [`ABANDONED`], or one more than the number of a CPU, perhaps with [`REPORTS`].
+static OWNER: AtomicUsize = AtomicUsize::new(FREE);
+/// The address of the transport; nothing if there is no channel.
+static BASE: Once<usize> = Once::new();
+/// The channel; for the owner, so its lock is never contended.
+static CHANNEL: Mutex<Option<Channel>> = Mutex::new(None);
+/// The channel of a CPU that had to make it anew (R2).
+static ANEW: Mutex<Option<Channel>> = Mutex::new(None);
+static IS_ANEW: AtomicBool = AtomicBool::new(false);
+
+fn own() -> usize {
+    cpus::current() + 1
+}
+
+/// Calls `act` as the device's owner (U1 to U4, or R3). `None`: there is no channel for this CPU.
+fn with_channel<T>(act: impl FnOnce(&mut Channel) -> T) -> Option<T> {
+    let this = own();
+    masked(|| {
+        loop {
+            match OWNER.compare_exchange_weak(FREE, this, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => {
+                    let done = use_channel(&CHANNEL, act);
+                    OWNER.store(FREE, Ordering::Release);
+                    return done;
+                }
+                Err(owner) if owner == this | REPORTS => {
+                    return use_channel(if IS_ANEW.load(Ordering::Relaxed) { &ANEW } else { &CHANNEL }, act);
+                }
+                // The own number: the code that was interrupted by this uses the device.
+                Err(owner) if owner == this || owner & REPORTS != 0 => return None,
+                Err(_) => hint::spin_loop(),
+            }
+        }
+    })
+}
+
+/// The lock is taken only if the report itself failed while it sent.
+fn use_channel<T>(channel: &Mutex<Option<Channel>>, act: impl FnOnce(&mut Channel) -> T) -> Option<T> {
+    channel.try_lock()?.as_mut().map(act)
+}
+
+/// Calls `act` with IRQ and FIQ masked.
+fn masked<T>(act: impl FnOnce() -> T) -> T {
+    let before = read_sysreg!(DAIF);
+    // SAFETY: an interrupt waits, and memory accesses are not moved across the change.
+    unsafe { asm!("msr daifset, #3", options(nostack, preserves_flags)) };
+    let done = act();
+    // SAFETY: the mask is again as it was.
+    unsafe { asm!("msr daif, {}", in(reg) before, options(nostack, preserves_flags)) };
+    done
+}
+
+/// The port, and the frame that is being written.
+struct Channel {
+    port: SerialPort<Transport, Memory>,
+    writer: FrameWriter,
+    /// The next frame is the first that this receiver gets.
+    is_first: bool,
+    /// The device has taken nothing for [`PATIENCE`] seconds.
+    is_stuck: bool,
+}
+
+impl Channel {
+    /// Makes the driver of the console at `base`, and waits until the device has said whether the port is open.
+    fn open(base: usize) -> Option<Self> {
+        /// Each poll answers what the device said before: two are needed.
+        const POLLS: u32 = 1 << 12;
+        let mut port = SerialPort::new(Transport(base), Memory).ok()?;
+        for _ in 0..POLLS {
+            port.poll().ok()?;
+            if port.is_open() {
+                break;
+            }
+        }
+        Some(Self { port, writer: FrameWriter::new(), is_first: true, is_stuck: false })
+    }
+
+    /// Sends a message, and waits until the device has it.
+    fn send(&mut self, message: &ToLauncher<'_>) -> bool {
+        let Ok(frame) = message.write(None, &mut self.writer) else { return false };
+        let deadline = Deadline::after(if self.is_stuck { 0 } else { PATIENCE });
+        let first: &[u8] = if self.is_first { &[DELIMITER] } else { &[] };
+        let is_sent = [first, frame].into_iter().all(|bytes| send(&mut self.port, bytes, &deadline));
+        self.is_first = !is_sent;
+        self.is_stuck = !is_sent && deadline.has_passed();
+        is_sent
+    }
+}
+
+/// Sends all of the bytes, or none. A device that has taken them too late may still send them.
+fn send(port: &mut SerialPort<Transport, Memory>, bytes: &[u8], deadline: &Deadline) -> bool {
+    // The host may have opened or closed the port.
+    while port.poll().is_ok() {
+        match port.send(bytes) {
+            Ok(()) => break,
+            Err(SendError::Full) if !deadline.has_passed() => hint::spin_loop(),
+            Err(_) => return false,
+        }
+    }
+    loop {
+        match port.unsent() {
+            Ok(0) => return true,
+            Ok(_) if !deadline.has_passed() => hint::spin_loop(),
+            _ => return false,
+        }
+    }
+}
+
+/// A moment by the machine's counter.
+struct Deadline(u64);
+
+impl Deadline {
+    fn after(seconds: u64) -> Self {
+        Self(timer::machine_time().saturating_add(seconds.saturating_mul(read_sysreg!(CNTFRQ_EL0))))
+    }
+
+    fn has_passed(&self) -> bool {
+        timer::machine_time() >= self.0
+    }
+}
+
+/// The registers of a virtio transport at this address.
+#[derive(Debug)]
+struct Transport(usize);
+
+impl Registers for Transport {
+    fn read(&self, offset: usize) -> u32 {
+        let register = core::ptr::with_exposed_provenance::<u32>(self.0 + offset);
+        // SAFETY: the caller of `start` promised a mapped transport.
+        unsafe { register.read_volatile() }
+    }
+
+    fn write(&mut self, offset: usize, value: u32) {
+        let register = core::ptr::with_exposed_provenance_mut::<u32>(self.0 + offset);
+        // SAFETY: the caller of `start` promised a mapped transport. The device reaches only the memory that the driver
+        // tells it, and that is [`SHARED`].
+        unsafe { register.write_volatile(value) };
+    }
+}
+
+/// The memory that EL2 shares with the device, in the image: RAM that no guest gets.
+#[repr(C, align(4096))]
+struct Shared(UnsafeCell<[u8; MEMORY_SIZE]>);
+
+// SAFETY: only `Memory` reaches it, by volatile accesses, and the owner of the device alone has a `Memory` in use.
+unsafe impl Sync for Shared {}
+
+static SHARED: Shared = Shared(UnsafeCell::new([0; MEMORY_SIZE]));
+
+/// The use of [`SHARED`].
+#[derive(Debug)]
+struct Memory;
+
+impl Memory {
+    /// The address of `size` bytes at `at`.
+    fn at(&self, at: usize, size: usize) -> *mut u8 {
+        assert!(at <= MEMORY_SIZE && size <= MEMORY_SIZE - at, "{size} bytes at {at} of the shared memory");
+        // SAFETY: inside of it, as was just checked.
+        unsafe { SHARED.0.get().cast::<u8>().add(at) }
+    }
+}
+
+impl SharedMemory for Memory {
+    /// EL2 maps the image one to one.
+    fn address(&self) -> u64 {
+        SHARED.0.get().expose_provenance() as u64
+    }
+
+    fn size(&self) -> usize {
+        MEMORY_SIZE
+    }
+
+    fn read(&self, at: usize, bytes: &mut [u8]) {
+        let from = self.at(at, bytes.len());
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            // SAFETY: inside the memory. The device may write it meanwhile: any byte will do.
+            *byte = unsafe { from.add(index).read_volatile() };
+        }
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let to = self.at(at, bytes.len());
+        for (index, byte) in bytes.iter().enumerate() {
+            // SAFETY: inside the memory, to which there are no references.
+            unsafe { to.add(index).write_volatile(*byte) };
+        }
+    }
+
+    fn load(&self, at: usize) -> u16 {
+        assert!(at.is_multiple_of(2));
+        // SAFETY: inside the memory, and aligned.
+        unsafe { self.at(at, 2).cast::<u16>().read_volatile() }
+    }
+
+    fn store(&mut self, at: usize, value: u16) {
+        assert!(at.is_multiple_of(2));
+        // SAFETY: inside the memory, aligned, and there are no references to it.
+        unsafe { self.at(at, 2).cast::<u16>().write_volatile(value) };
+    }
+
+    /// The device is in the outer shareable domain at most, and notified by a store to its registers.
+    fn fence(&self) {
+        // SAFETY: a barrier changes nothing.
+        unsafe { asm!("dmb osh", options(nostack, preserves_flags)) };
+    }
+}
