@@ -51,13 +51,11 @@
 //! | `oracle.TRACKER.compared`, `.redirtied`, `.lost`, `.rounds`, `.starts`, `.blocks` | an image with the feature `oracle`: pages compared, pages found dirty again, pages changed but not in the log; rounds, logs started, and blocks coalesced |
 //! | `record.rounds`, `.pages`, `.microseconds` | an image with the feature `record`: rounds reported, pages of guest RAM, and the rounds' time by the machine's counter, without the first round |
 
-/// This word on the image's own command line (`/chosen` `bootargs`) says that semihosting is available. The image may
-/// then write files of the host's. Without a framed channel it also writes its lines to the semihosting console, and
-/// ends with `SYS_EXIT_EXTENDED`.
+/// This word on the image's own command line (`/chosen` `bootargs`) says that semihosting is available. Without a
+/// framed channel the image then writes its lines to the semihosting console, and ends with `SYS_EXIT_EXTENDED`.
 pub const BOOT_ARGUMENT: &str = "twofold.semihosting";
-/// The last words on that command line, if the image writes a trace. The rest of the line is the file's name, as the
-/// semihosting server resolves it.
-pub const TRACE_ARGUMENT: &str = "twofold.trace=";
+/// This word on that command line says that an image with the feature `trace` sends one to its launcher.
+pub const TRACE_ARGUMENT: &str = "twofold.trace";
 /// On that command line, if the image has the oracle. `TRACKER,...:COMPARISONS:SEED` follows.
 pub const ORACLE_ARGUMENT: &str = "twofold.oracle=";
 /// On that command line, if the image records written pages. The number of rounds to keep follows.

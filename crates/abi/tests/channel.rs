@@ -112,7 +112,7 @@ fn text(most: usize) -> impl Strategy<Value = String> {
 fn body() -> impl Strategy<Value = (u8, u32, u64, usize, Vec<u8>, String, String)> {
     let bytes = vec(any::<u8>(), 1..=PAYLOAD_MAX);
     let number = prop_oneof![1_u32..=WINDOW_MAX, Just(WINDOW_MAX)];
-    (0_u8..13, number, any::<u64>(), 0_usize..64, bytes, text(512), "[a-z0-9_]{1,8}(\\.[a-z0-9_]{1,8}){0,6}")
+    (0_u8..14, number, any::<u64>(), 0_usize..64, bytes, text(512), "[a-z0-9_]{1,8}(\\.[a-z0-9_]{1,8}){0,6}")
 }
 
 /// Writes the message, reads it from the wire, and compares.
@@ -156,9 +156,10 @@ fn round_trip(body: (u8, u32, u64, usize, Vec<u8>, String, String), guest: u16) 
         9 => ToLauncher::Statistic { request: number, key: &key, value },
         10 => ToLauncher::State { state: GuestState::ALL[pick(GuestState::ALL.len())], text: &text },
         11 => ToLauncher::Log(&text),
-        _ => ToLauncher::Line(&line),
+        12 => ToLauncher::Line(&line),
+        _ => ToLauncher::Trace(&bytes),
     };
-    let guest = if which == 4 || which == 12 { none } else { some };
+    let guest = if matches!(which, 4 | 12 | 13) { none } else { some };
     let wire = message.write(guest, &mut writer).unwrap();
     let mut reader = FrameReader::new();
     assert!(reader.read(&mut &[0][..]).is_none());
@@ -327,6 +328,8 @@ fn what_is_no_message_is_refused_by_name() {
         (down(kind::LINE, None, &[0xff]), MessageError::Text),
         (down(kind::LINE, None, b"twofold:log a\ntwofold:exit 0"), MessageError::Text),
         (down(kind::LINE, Some(0), b"twofold:exit 0"), MessageError::Guest { kind: kind::LINE, has: true }),
+        (down(kind::TRACE, None, &[]), length(kind::TRACE, 0)),
+        (down(kind::TRACE, Some(3), b"x"), MessageError::Guest { kind: kind::TRACE, has: true }),
         (down(kind::STATISTIC, None, b"\x01\0\0\0\0\0\0\0\0\0\0\0exits..all"), MessageError::Text),
         (down(kind::STATISTIC, None, b"\x01\0\0\0\0\0\0\0\0\0\0\0Exits"), MessageError::Text),
         (down(kind::STATISTIC, None, b"\x01\0\0\0\0\0\0\0\0\0\0\0"), MessageError::Text),

@@ -35,6 +35,7 @@ fn kinds_and_numbers_are_the_documented_ones() {
         (kind::STATE, "state"),
         (kind::LOG, "log"),
         (kind::LINE, "line"),
+        (kind::TRACE, "trace"),
     ];
     let documented = table("| kind | name");
     assert_eq!(documented.len(), kinds.len());

@@ -29,6 +29,7 @@ mod program;
 mod psci;
 mod random;
 mod replay;
+mod semihosting;
 mod sysregs;
 mod touch;
 mod uart;
@@ -88,6 +89,8 @@ enum Failure<'a> {
     Exits(#[from] exits::Failure),
     #[error("replay: FAILED: {0}")]
     Replay(#[from] replay::Failure),
+    #[error("semihosting: FAILED: {0}")]
+    Semihosting(#[from] semihosting::Failure),
     #[error("wild: FAILED: {0}")]
     Wild(wild::Failure),
 }
@@ -125,6 +128,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Nowhere => lifecycle::nowhere(&memory)?,
         Program::Together => lifecycle::together()?,
         Program::Refused { calls } => lifecycle::refused(calls)?,
+        Program::Semihosting { path } => semihosting::run(path)?,
         Program::Wild { address } => return Err(Failure::Wild(wild::run(address))),
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::replay;
 
 /// What the guest does.
 #[derive(Clone, Copy)]
-pub enum Program {
+pub enum Program<'a> {
     /// `check`, and the default: the guest's own check.
     Check,
     /// `devices`: uses each device of the virtual machine.
@@ -41,6 +41,8 @@ pub enum Program {
     Replay(replay::Settings),
     /// `hang`: does nothing for ever.
     Hang,
+    /// `semihosting=PATH`: tries to create a file of the host's.
+    Semihosting { path: &'a str },
     /// `wild=ADDRESS`: loads from an address with neither RAM nor a device.
     Wild { address: u64 },
 }
@@ -58,9 +60,9 @@ pub enum Failure<'a> {
     Experiment(WrongWord<'a>),
 }
 
-impl Program {
+impl<'a> Program<'a> {
     /// Reads the command line.
-    pub fn parse(arguments: &str) -> Result<Self, Failure<'_>> {
+    pub fn parse(arguments: &'a str) -> Result<Self, Failure<'a>> {
         let mut program = Self::Check;
         for word in arguments.split_ascii_whitespace() {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
@@ -85,6 +87,7 @@ impl Program {
                     seed: seed(arguments)?,
                 }),
                 "hang" => Self::Hang,
+                "semihosting" => Self::Semihosting { path: value },
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },
                 _ => program,
             };

@@ -35,7 +35,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use spin::{Mutex, Once};
-use twofold_abi::channel::wire::DELIMITER;
+use twofold_abi::channel::wire::{DELIMITER, PAYLOAD_MAX};
 use twofold_abi::channel::{FrameWriter, ToLauncher};
 
 use crate::serial_port::shared::{Registers, SharedMemory};
@@ -63,6 +63,14 @@ pub(crate) unsafe fn start(transports: &[Range<u64>]) {
 #[must_use]
 pub fn line(line: &str) -> bool {
     BASE.get().is_some() && with_channel(|channel| channel.send(&ToLauncher::Line(line))).unwrap_or(false)
+}
+
+/// Sends bytes of the trace, behind those before. No bytes of another CPU come between. False as of [`line()`]: then the trace
+/// may have a part of them.
+#[must_use]
+pub fn trace(bytes: &[u8]) -> bool {
+    let send = |channel: &mut Channel| bytes.chunks(PAYLOAD_MAX).all(|part| channel.send(&ToLauncher::Trace(part)));
+    BASE.get().is_some() && with_channel(send).unwrap_or(false)
 }
 
 /// The calling CPU reports a panic, and is the only one that sends from now on (R1, R2).

@@ -28,31 +28,6 @@ pub fn write(text: &CStr) {
     call(SYS_WRITE0, text.as_ptr().cast());
 }
 
-/// A file of the semihosting server.
-pub struct File(u64);
-
-impl File {
-    /// Creates the file, or truncates an existing one (`SYS_OPEN`).
-    pub fn create(path: &CStr) -> Option<Self> {
-        const SYS_OPEN: u64 = 0x01;
-        /// "wb" of ISO C.
-        const WRITE: u64 = 5;
-        let block = [path.as_ptr().expose_provenance() as u64, WRITE, path.count_bytes() as u64];
-        let handle = call(SYS_OPEN, block.as_ptr().cast())?;
-        (handle != u64::MAX).then_some(Self(handle))
-    }
-
-    /// Appends to the file, in one piece (`SYS_WRITE`). The error is the number of bytes that were not written.
-    pub fn write(&self, bytes: &[u8]) -> Result<(), u64> {
-        const SYS_WRITE: u64 = 0x05;
-        let block = [self.0, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64];
-        match call(SYS_WRITE, block.as_ptr().cast()) {
-            Some(0) => Ok(()),
-            left => Err(left.unwrap_or(bytes.len() as u64)),
-        }
-    }
-}
-
 /// Ends the emulator with `status` (`SYS_EXIT_EXTENDED`). Returns only if semihosting is not enabled.
 pub fn exit(status: i32) {
     let block = [STOPPED_APPLICATION_EXIT, i64::from(status) as u64];

@@ -245,6 +245,7 @@ impl Platform<'_> {
             qemu: self.qemu,
             machine: &machine,
             directory: directory.path(),
+            trace: None,
             timeout: self.timeout,
             stop: self.stop.clone(),
         };
@@ -537,8 +538,9 @@ mod tests {
     #[test]
     fn figures_are_of_a_guest_that_did_all() {
         let phases = |names: &str| {
-            let stat = "echo \"twofold:stat phase.$name.1.instructions 3\" >> \"$control\"";
-            run(&format!("for name in {names}; do {stat}; done; echo 'twofold:end power-off' >> \"$control\"; exit 0"))
+            let stat = "say \"twofold:stat phase.$name.1.instructions 3\"";
+            let end = "say 'twofold:end power-off'; say 'twofold:exit 0'";
+            run(&format!("for name in {names}; do {stat}; done; {end}; exit 0"))
         };
         let counted = phases("create enable update disable coalesce adjust").unwrap();
         assert_eq!(counted.times("coalesce")[0].get("instructions"), 3);
@@ -548,11 +550,12 @@ mod tests {
 
     #[test]
     fn the_guest_says_why_it_could_not() {
-        let error =
-            run("echo 'guest experiment: FAILED: no such granule'; echo 'twofold:end reset' > \"$control\"; exit 16");
+        let error = run(
+            "echo 'guest experiment: FAILED: no such granule'; say 'twofold:end reset'; say 'twofold:exit 16'; exit 0",
+        );
         let error = error.unwrap_err();
         assert!(matches!(&error, ExperimentError::Failed(why) if why == "no such granule"), "{error}");
-        let error = run("echo last words; exit 17").unwrap_err();
+        let error = run("echo last words; say 'twofold:exit 17'").unwrap_err();
         assert!(matches!(error, ExperimentError::Ended { .. }) && error.to_string().contains("last words"), "{error}");
     }
 }

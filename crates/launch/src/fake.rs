@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A stand-in for QEMU, for tests: a shell script.
+//! A stand-in for QEMU, for tests: a shell script. It speaks on the control channel as the hypervisor does.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,12 +14,11 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// A program that runs `script`; `$control` is the control channel's file.
+    /// A program that runs `script`; `say LINE` sends a line on the control channel.
     pub fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("qemu");
-        let find = r#"for word in "$@"; do case "$word" in file,id=control,path=*) control="${word#file,id=control,path=}";; esac; done"#;
-        fs::write(&program, format!("#!/bin/sh\n[ \"$1\" = --probe ] && exit 0\n{find}\n{script}\n")).unwrap();
+        fs::write(&program, format!("#!/usr/bin/env bash\n[ \"$1\" = --probe ] && exit 0\n{SAY}\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         // A thread that forked while the file was open for writing keeps it unexecutable until its own exec. After
         // one successful start it stays executable.
@@ -29,3 +28,14 @@ impl Fake {
         Self { directory, program }
     }
 }
+
+/// Finds the channel's descriptor in the arguments, sends the 0 that comes first, and defines `say`. The frame is the one of
+/// `docs/control.md` for a line of less than 254 bytes. (A shell that is not bash takes no descriptor above 9.)
+const SAY: &str = r#"
+for word in "$@"; do case "$word" in socket,id=control,fd=*) channel="${word#socket,id=control,fd=}";; esac; done
+[ -n "$channel" ] && printf '\0' >&"$channel"
+say() {
+    head="$(printf '\\x02\\x89\\x04\\xff\\xff\\x%02x\\x%02x' ${#1} $((${#1} + 1)))"
+    printf "$head%s\\0" "$1" >&"$channel"
+}
+"#;

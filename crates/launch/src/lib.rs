@@ -7,7 +7,7 @@
 //!    [`layout`], [`bundle`]).
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
-//! 4. The control channel's lines become a [`Control`] with its [`Report`] of figures ([`report`]).
+//! 4. The hypervisor's end is the control channel ([`channel`]). Its lines become a [`Control`] with its [`Report`] of figures ([`report`]).
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
 //! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]); [`exits::measure`] does so
@@ -17,6 +17,7 @@
 //! the image.
 
 pub mod bundle;
+pub mod channel;
 pub mod check;
 pub mod child;
 pub mod exits;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The machine that QEMU emulates, as command-line arguments.
 //!
-//! Invariant: two deterministic machines with equal settings execute the same instructions.
+//! Invariants: two deterministic machines with equal settings execute the same instructions. No machine serves
+//! semihosting: QEMU would serve it to the guest's kernel too, which EL2 cannot prevent, and so give it the user's files.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-
-use twofold_abi::control::BOOT_ARGUMENT;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
 
 use crate::bundle::Bundle;
 
@@ -55,8 +55,7 @@ pub struct Machine {
     pub loaded: Loaded,
     /// Bytes of memory beyond the need of the image and its guest.
     pub spare_memory: u64,
-    /// The text after [`BOOT_ARGUMENT`] on the image's own command line (`bootargs`), if any; a kernel's whole command
-    /// line.
+    /// The command line (`bootargs`) of the image, or of a kernel by itself.
     pub append: Option<String>,
     /// CPU model, as QEMU's `-cpu` takes it.
     pub cpu: String,
@@ -95,8 +94,8 @@ impl Machine {
         }
     }
 
-    /// QEMU's arguments; the image's control channel is written to the file `control`.
-    pub fn arguments(&self, serial: Serial, control: &Path) -> Vec<OsString> {
+    /// QEMU's arguments. The descriptor `channel`, which QEMU inherits, is its end of the image's control channel.
+    pub fn arguments(&self, serial: Serial, channel: RawFd) -> Vec<OsString> {
         let mut arguments = Vec::new();
         let mut add = |option: &str, value: OsString| arguments.extend([OsString::from(option), value]);
 
@@ -128,11 +127,13 @@ impl Machine {
             }
         }
         add("-kernel", self.image.clone().into());
-        add("-append", self.boot_arguments().into());
+        if let Some(words) = &self.append {
+            add("-append", words.into());
+        }
         match &self.loaded {
-            Loaded::Nothing => add_control(&mut add, control),
+            Loaded::Nothing => add_control(&mut add, channel),
             Loaded::Guest { bundle, .. } => {
-                add_control(&mut add, control);
+                add_control(&mut add, channel);
                 add("-initrd", bundle.path.clone().into());
             }
             Loaded::Kernel { initrd, .. } => {
@@ -145,38 +146,18 @@ impl Machine {
     }
 }
 
-impl Machine {
-    /// The image writes to the control channel only if its command line says that there is one.
-    fn boot_arguments(&self) -> String {
-        match (&self.loaded, &self.append) {
-            (Loaded::Kernel { .. } | Loaded::Alone { .. }, text) => text.clone().unwrap_or_default(),
-            (_, Some(text)) => format!("{BOOT_ARGUMENT} {text}"),
-            (_, None) => BOOT_ARGUMENT.to_owned(),
-        }
-    }
-}
-
-/// Adds semihosting, and the file of the image's control channel.
-fn add_control(add: &mut impl FnMut(&str, OsString), control: &Path) {
-    let mut chardev = OsString::from("file,id=control,path=");
-    chardev.push(escaped(control));
-    add("-chardev", chardev);
-    add("-semihosting-config", "enable=on,target=native,chardev=control".into());
-}
-
 /// Ends the machine at a reset. A kernel has no exit status like our image: without this, a kernel that panics would boot
 /// again and again.
 fn add_end(add: &mut impl FnMut(&str, OsString)) {
     add("-action", "reboot=shutdown".into());
 }
 
-/// A comma ends a value within an option of QEMU; a doubled comma stands for one.
-fn escaped(path: &Path) -> OsString {
-    match path.to_str() {
-        Some(text) => text.replace(',', ",,").into(),
-        // Not Unicode. If such a name has a comma in it, QEMU reports the error.
-        None => path.as_os_str().to_owned(),
-    }
+/// Adds the port of the control channel (`docs/control.md`).
+fn add_control(add: &mut impl FnMut(&str, OsString), channel: RawFd) {
+    add("-global", "virtio-mmio.force-legacy=false".into());
+    add("-device", "virtio-serial-device,max_ports=2".into());
+    add("-chardev", format!("socket,id=control,fd={channel}").into());
+    add("-device", "virtserialport,chardev=control,nr=1,name=twofold.control".into());
 }
 
 #[cfg(test)]
@@ -199,7 +180,7 @@ mod tests {
     }
 
     fn arguments(machine: &Machine, serial: Serial) -> Vec<String> {
-        let arguments = machine.arguments(serial, Path::new("a,b/control.log"));
+        let arguments = machine.arguments(serial, 7);
         arguments.into_iter().map(|argument| argument.into_string().unwrap()).collect()
     }
 
@@ -216,11 +197,11 @@ mod tests {
         assert!(has(&arguments, "-smp", "2"));
         assert!(has(&arguments, "-serial", "stdio"));
         assert!(has(&arguments, "-monitor", "none"));
-        assert!(has(&arguments, "-chardev", "file,id=control,path=a,,b/control.log"));
+        assert!(has(&arguments, "-chardev", "socket,id=control,fd=7"));
+        assert!(has(&arguments, "-device", "virtserialport,chardev=control,nr=1,name=twofold.control"));
         assert!(has(&arguments, "-kernel", "twofold.img"));
         assert!(has(&arguments, "-initrd", "guest.bundle"));
-        assert!(has(&arguments, "-append", "twofold.semihosting"));
-        assert!(!arguments.iter().any(|argument| argument == "-icount"));
+        assert!(!arguments.iter().any(|argument| ["-icount", "-append"].contains(&&**argument)));
     }
 
     #[test]
@@ -242,7 +223,7 @@ mod tests {
     fn a_test_image_has_a_command_line_and_no_guest() {
         let machine = Machine { loaded: Loaded::Nothing, append: Some("run=map".to_owned()), ..machine() };
         let arguments = arguments(&machine, Serial::Pipe);
-        assert!(has(&arguments, "-append", "twofold.semihosting run=map"));
+        assert!(has(&arguments, "-append", "run=map"));
         assert!(has(&arguments, "-m", "512M"));
         assert!(!arguments.iter().any(|argument| argument == "-initrd"));
     }
@@ -267,7 +248,7 @@ mod tests {
         ] {
             assert!(has(&arguments, option, value), "{option} {value}");
         }
-        assert!(!arguments.iter().any(|argument| argument.contains("semihosting") || argument.contains("chardev")));
+        assert!(!arguments.iter().any(|argument| argument.contains("chardev")));
     }
 
     #[test]

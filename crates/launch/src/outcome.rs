@@ -9,7 +9,7 @@ use crate::report::Control;
 /// A machine that ended by itself.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// QEMU's exit status; `None` if a signal killed it.
+    /// QEMU's exit status, or the image's own if QEMU ended with 0; `None` if a signal killed QEMU.
     pub status: Option<i32>,
     /// The console; empty if it was on the terminal.
     pub console: Console,

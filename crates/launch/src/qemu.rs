@@ -11,8 +11,7 @@ use std::process::Command;
 
 use thiserror::Error;
 
-/// The oldest version with the features that the image needs: the hardware dirty bit at stage 2, semihosting's exit
-/// status, LPA2.
+/// The oldest version with the features that the image needs: the hardware dirty bit at stage 2, LPA2.
 pub const OLDEST: Version = Version { major: 7, minor: 2, micro: 0 };
 /// The environment variable that names another QEMU.
 pub const VARIABLE: &str = "TWOFOLD_QEMU";
@@ -116,8 +115,7 @@ impl Qemu {
         Ok(Self { program: program.to_owned(), version: found, sandbox })
     }
 
-    /// The arguments that keep the guest from the host's programs. QEMU also serves semihosting calls, one of which
-    /// runs a command. With the sandbox that call ends QEMU. Empty if QEMU has no sandbox.
+    /// The arguments that keep QEMU from starting programs, whatever a guest makes it do. Empty if QEMU has no sandbox.
     pub fn sandbox(&self) -> &'static [&'static str] {
         if self.sandbox { &["-sandbox", SANDBOX] } else { &[] }
     }

@@ -23,6 +23,8 @@ pub struct Control {
     pub rounds: Vec<String>,
     /// How it ended: power-off, reset, panic, error, tests. `None`: there was no such line.
     pub end: Option<String>,
+    /// The image's exit status, its last line. `None`: there was no such line.
+    pub exit: Option<i32>,
     /// Lines that repeat a figure or an end, as they are. A good run has none.
     pub repeated: Vec<String>,
     /// A test image's answer to `list`.
@@ -76,6 +78,11 @@ impl Control {
             control::ROUND => self.take_round(rest),
             control::END if self.end.is_none() => self.end = Some(rest.to_owned()),
             control::END => self.repeated.push(line.to_owned()),
+            control::EXIT => match rest.parse() {
+                Ok(status) if self.exit.is_none() => self.exit = Some(status),
+                Ok(_) => self.repeated.push(line.to_owned()),
+                Err(_) => {}
+            },
             control::TEST if !rest.is_empty() => {
                 let (name, expect) = split_word(rest);
                 let expect = expect.strip_prefix("expect=").and_then(|status| status.parse().ok());
@@ -199,7 +206,8 @@ mod tests {
              twofold:test panics expect=17\n\
              twofold:pass map_page\n\
              twofold:fail split the entry was 0x3\n\
-             twofold:end power-off\n",
+             twofold:end power-off\n\
+             twofold:exit 19\n",
         );
         assert_eq!(control.log, ["512 MiB for the guest"]);
         assert_eq!(control.errors, ["no bundle"]);
@@ -210,6 +218,7 @@ mod tests {
         assert_eq!(control.passed, ["map_page"]);
         assert_eq!(control.failed, [("split".to_owned(), "the entry was 0x3".to_owned())]);
         assert_eq!(control.end.as_deref(), Some("power-off"));
+        assert_eq!(control.exit, Some(19));
     }
 
     #[test]
@@ -223,15 +232,18 @@ mod tests {
     fn ignores_what_it_does_not_know() {
         let text = "twofold:news all well\nhello\n\ntwofold:stat\ntwofold:stat A.b 1\ntwofold:stat a..b 1\n\
                     twofold:stat a.self 1\ntwofold:stat self 1\ntwofold:stat self.a 1\n\
-                    twofold:stat a -1\ntwofold:stat a 1 2\ntwofold:stat a x\ntwofold:pass\ntwofold:statistic a 1";
+                    twofold:stat a -1\ntwofold:stat a 1 2\ntwofold:stat a x\ntwofold:pass\ntwofold:statistic a 1\n\
+                    twofold:exit\ntwofold:exit x";
         assert_eq!(Control::parse(text), Control::default());
     }
 
     #[test]
     fn what_is_said_again_is_kept_apart() {
-        let again = ["twofold:stat a.b 2", "twofold:stat a.b 1", "twofold:end reset"];
+        let again = ["twofold:stat a.b 2", "twofold:stat a.b 1", "twofold:end reset", "twofold:exit 0"];
         let text = format!("twofold:stat a.b 1\n{}\ntwofold:stat c 18446744073709551615\n{}", again[0], again[1]);
-        let control = Control::parse(&format!("{text}\ntwofold:end power-off\n{}\n", again[2]));
+        let text = format!("{text}\ntwofold:end power-off\n{}\ntwofold:exit 16\n{}\n", again[2], again[3]);
+        let control = Control::parse(&text);
+        assert_eq!(control.exit, Some(16));
         assert_eq!(control.report.iter().collect::<Vec<_>>(), [("a.b", 1), ("c", u64::MAX)]);
         assert_eq!(control.end.as_deref(), Some("power-off"));
         assert_eq!(control.repeated, again);

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+use crate::channel::{Channel, Listener, Sink, SinkError};
 use crate::child;
 use crate::machine::{Machine, Serial};
 use crate::outcome::{Console, KEPT_LINES, Outcome};
@@ -37,6 +38,8 @@ pub struct Launch<'a> {
     pub machine: &'a Machine,
     /// An existing directory for the logs, used by one launch at a time.
     pub directory: &'a Path,
+    /// The file for the trace of an image that sends one. It is truncated.
+    pub trace: Option<&'a Path>,
     /// The time limit; `None`: no limit.
     pub timeout: Option<Duration>,
     /// Ends the launch from outside.
@@ -89,6 +92,12 @@ pub enum RunError {
     Stopped,
 }
 
+impl From<SinkError> for RunError {
+    fn from(SinkError { path, why }: SinkError) -> Self {
+        Self::Log { path, why }
+    }
+}
+
 impl Stop {
     /// Asks the launches to end.
     pub fn request(&self) {
@@ -137,7 +146,7 @@ impl Launch<'_> {
             }
         }
         match ended {
-            Ok(status) => self.outcome(status, console),
+            Ok(status) => self.outcome(status, child, console),
             Err(End::Stopped) => Err(RunError::Stopped),
             Err(End::TimedOut(limit)) => Err(self.timed_out(limit, &console)),
         }
@@ -149,10 +158,10 @@ impl Launch<'_> {
         let deadline = self.deadline();
         let mut child = self.start(Serial::Terminal)?;
         let ended = self.wait(&mut child, deadline);
-        drop(child);
+        child.kill();
         drop(terminal);
         match ended? {
-            Ok(status) => self.outcome(status, Console::default()),
+            Ok(status) => self.outcome(status, child, Console::default()),
             Err(End::Stopped) => Err(RunError::Stopped),
             Err(End::TimedOut(limit)) => Err(RunError::TimedOutOnTerminal(limit)),
         }
@@ -164,20 +173,23 @@ impl Launch<'_> {
     }
 
     fn start(&self, serial: Serial) -> Result<Running, RunError> {
-        let control = self.directory.join(CONTROL_LOG);
         let stderr = self.directory.join(STDERR_LOG);
         // An empty file, so that a QEMU that fails early leaves no control log of an earlier launch.
-        File::create(&control).map_err(|why| RunError::Log { path: control.clone(), why })?;
+        let control = Sink::create(&self.directory.join(CONTROL_LOG))?;
+        let trace = self.trace.map(Sink::create).transpose()?;
+        let lost = |why| RunError::Start { program: self.qemu.program().to_owned(), why };
+        let channel = Channel::new().map_err(lost)?;
         let mut command = Command::new(self.qemu.program());
-        command.args(self.qemu.sandbox()).args(self.machine.arguments(serial, &control));
+        command.args(self.qemu.sandbox()).args(self.machine.arguments(serial, channel.number()));
         if serial == Serial::Pipe {
             let stderr = File::create(&stderr).map_err(|why| RunError::Log { path: stderr, why })?;
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         }
         // This thread waits for the child, so only the launcher's death triggers the kill.
         child::dies_with_parent(&mut command);
-        let child = command.spawn().map_err(|why| RunError::Start { program: self.qemu.program().to_owned(), why })?;
-        Ok(Running { child })
+        let listener = channel.listen(&mut command, control, trace).map_err(lost)?;
+        let child = command.spawn().map_err(lost)?;
+        Ok(Running { child, listener: Some(listener) })
     }
 
     /// Waits for the end. It polls, because `std` has no wait with a limit.
@@ -205,7 +217,8 @@ impl Launch<'_> {
         }
     }
 
-    fn outcome(&self, status: ExitStatus, console: Console) -> Result<Outcome, RunError> {
+    fn outcome(&self, status: ExitStatus, mut child: Running, console: Console) -> Result<Outcome, RunError> {
+        child.listener.take().map_or(Ok(()), Listener::end)?;
         let read = |name: &str| {
             let path = self.directory.join(name);
             match fs::read(&path) {
@@ -215,7 +228,9 @@ impl Launch<'_> {
             }
         };
         let control = Control::parse(&read(CONTROL_LOG)?);
-        Ok(Outcome { status: status.code(), console, control, stderr: read(STDERR_LOG)? })
+        // QEMU ends with 0 when the machine is switched off, for whatever reason.
+        let status = status.code().map(|status| if status == 0 { control.exit.unwrap_or(0) } else { status });
+        Ok(Outcome { status, console, control, stderr: read(STDERR_LOG)? })
     }
 
     fn timed_out(&self, limit: Duration, console: &Console) -> RunError {
@@ -238,6 +253,8 @@ enum End {
 /// A child that is killed and reaped when its owner drops it.
 struct Running {
     child: Child,
+    /// Without this value it reads on by itself, to the child's end.
+    listener: Option<Listener>,
 }
 
 impl Running {
@@ -320,8 +337,14 @@ mod tests {
             cpus: 1,
             deterministic: false,
         };
-        let launch =
-            Launch { qemu: &qemu, machine: &machine, directory: fake.directory.path(), timeout, stop: stop.clone() };
+        let launch = Launch {
+            qemu: &qemu,
+            machine: &machine,
+            directory: fake.directory.path(),
+            trace: None,
+            timeout,
+            stop: stop.clone(),
+        };
         let mut lines = Vec::new();
         let result = launch.run(|line| lines.push(line.to_owned()));
         (result, lines)
@@ -345,8 +368,8 @@ mod tests {
     #[test]
     fn an_end_is_collected() {
         let fake = fake(
-            "echo hello; printf 'guest check: ok\\r\\n'; echo 'twofold:stat exits.hvc 3' > \"$control\"\n\
-             echo 'twofold:end power-off' >> \"$control\"; echo warning >&2; exit 0",
+            "echo hello; printf 'guest check: ok\\r\\n'; say 'twofold:stat exits.hvc 3'\n\
+             say 'twofold:end power-off'; say 'twofold:exit 0'; echo warning >&2; exit 0",
         );
         let (result, lines) = launch(&fake, None, &Stop::default());
         let outcome = result.unwrap();
@@ -361,16 +384,35 @@ mod tests {
 
     #[test]
     fn a_limit_beyond_the_clock_is_none() {
-        let fake = fake("echo 'twofold:end power-off' > \"$control\"; exit 0");
+        let fake = fake("say 'twofold:end power-off'; say 'twofold:exit 0'; exit 0");
         let (result, _) = launch(&fake, Some(Duration::from_secs(u64::MAX)), &Stop::default());
         assert_eq!(Verdict::new(&result.unwrap(), false), Verdict::Ok);
     }
 
     #[test]
-    fn a_status_other_than_zero_is_kept() {
-        let fake = fake("echo 'twofold:error no bundle' > \"$control\"; exit 18");
+    fn the_status_is_the_images_own_unless_qemu_fails() {
+        let verdict = |script: &str| {
+            let outcome = launch(&fake(script), None, &Stop::default()).0.unwrap();
+            Verdict::new(&outcome, false)
+        };
+        let error = "say 'twofold:error no bundle'; say 'twofold:end error'";
+        let cannot_start = Verdict::CannotStart("no bundle".to_owned());
+        assert_eq!(verdict(&format!("{error}; say 'twofold:exit 18'; exit 0")), cannot_start);
+        assert_eq!(verdict(&format!("{error}; exit 18")), cannot_start);
+        assert_eq!(
+            verdict("say 'twofold:end power-off'; say 'twofold:exit 0'; exit 1"),
+            Verdict::Qemu(Some(1), "".into())
+        );
+        assert_eq!(verdict("say 'twofold:end power-off'; exit 0"), Verdict::Left);
+        assert_eq!(verdict("exit 0"), Verdict::Left);
+    }
+
+    /// A stream that is cut in the middle of a frame says nothing, and the launch ends.
+    #[test]
+    fn a_frame_that_is_cut_by_the_end_is_no_line() {
+        let fake = fake("say 'twofold:end power-off'; printf '\\x02\\x89\\x04' >&\"$channel\"; exit 0");
         let outcome = launch(&fake, None, &Stop::default()).0.unwrap();
-        assert_eq!(Verdict::new(&outcome, false), Verdict::CannotStart("no bundle".to_owned()));
+        assert_eq!((outcome.control.end.as_deref(), outcome.control.exit), (Some("power-off"), None));
     }
 
     #[test]
@@ -417,7 +459,8 @@ mod tests {
         let pid = directory.join("pid");
         let mut launcher = Command::new(std::env::current_exe().unwrap());
         launcher.args(["--exact", "run::tests::a_launcher_that_is_killed_takes_its_qemu_along"]);
-        let mut launcher = Running { child: launcher.env(LAUNCHER, directory).spawn().unwrap() };
+        let child = launcher.env(LAUNCHER, directory).spawn().unwrap();
+        let mut launcher = Running { child, listener: None };
         while !fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')) {
             assert!(launcher.child.try_wait().unwrap().is_none(), "the launcher ended by itself");
             thread::sleep(POLL);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The verdict on a finished launch.
 //!
-//! Invariant: [`Verdict::Ok`] needs all of these: QEMU's exit status for a power-off, the hypervisor's own last line,
-//! one report, and for a check also the guest's success line. If one is missing, the verdict is another one, so silence
+//! Invariant: [`Verdict::Ok`] needs all of these: QEMU's exit status of 0, the hypervisor's own for a power-off in its last
+//! line, one report, and for a check also the guest's success line. If one is missing, the verdict is another one, so silence
 //! never passes for success.
 
 use std::fmt;
@@ -52,7 +52,7 @@ impl Verdict {
             Some(exit::POWER_OFF | exit::RESET | exit::TEST_FAILED) if !control.repeated.is_empty() => {
                 Self::Repeated(control.repeated[0].clone())
             }
-            Some(exit::POWER_OFF) if control.end.is_none() => Self::Left,
+            Some(exit::POWER_OFF) if control.end.is_none() || control.exit.is_none() => Self::Left,
             Some(exit::POWER_OFF) if impossible.is_some() => Self::Miscounted(impossible.unwrap_or_default()),
             Some(exit::POWER_OFF) if checked => match outcome.console.check() {
                 Check::Ok => Self::Ok,
@@ -202,10 +202,10 @@ mod tests {
 
     #[test]
     fn every_status_has_its_verdict() {
-        let end = "twofold:end power-off";
-        let twice = "twofold:stat a 1\ntwofold:stat a 2\ntwofold:end power-off";
-        let ends = "twofold:end power-off\ntwofold:end reset";
-        let below = "twofold:stat a 18446744073709551604\ntwofold:end power-off";
+        let end = "twofold:end power-off\ntwofold:exit 0";
+        let twice = "twofold:stat a 1\ntwofold:stat a 2\ntwofold:end power-off\ntwofold:exit 0";
+        let ends = "twofold:end power-off\ntwofold:end reset\ntwofold:exit 0";
+        let below = "twofold:stat a 18446744073709551604\ntwofold:end power-off\ntwofold:exit 0";
         let ok = ["guest check: ok"];
         let failed = ["guest check: ok", "guest check: FAILED: sums differ"];
         let check_failed = || Verdict::CheckFailed(failed[1].to_owned());
@@ -217,6 +217,7 @@ mod tests {
             (Some(0), end, &["xguest check: ok"][..], true, Verdict::CheckMissing),
             (Some(0), end, &failed[..], true, check_failed()),
             (Some(0), "", &ok[..], true, Verdict::Left),
+            (Some(0), "twofold:end power-off", &ok[..], true, Verdict::Left),
             (Some(0), twice, &ok[..], true, Verdict::Repeated("twofold:stat a 2".to_owned())),
             (Some(0), ends, &ok[..], true, Verdict::Repeated("twofold:end reset".to_owned())),
             (Some(0), below, &ok[..], true, Verdict::Miscounted("a is 18446744073709551604".to_owned())),

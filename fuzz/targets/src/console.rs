@@ -56,6 +56,7 @@ fn lines(said: &Control) -> String {
     said.passed.iter().for_each(|name| line(control::PASS, name.clone()));
     said.failed.iter().for_each(|(name, why)| line(control::FAIL, format!("{name} {why}")));
     said.end.iter().for_each(|how| line(control::END, how.clone()));
+    said.exit.iter().for_each(|status| line(control::EXIT, status.to_string()));
     said.repeated.iter().for_each(|line| text += &format!("{line}\n"));
     text
 }
@@ -93,7 +94,8 @@ fn verdict(outcome: Outcome, checked: bool) {
     let verdict = Verdict::new(&outcome, checked);
     let passed = !checked || outcome.console.check == Check::Ok;
     let once = outcome.control.repeated.is_empty();
-    let good = outcome.status == Some(exit::POWER_OFF) && outcome.control.end.is_some() && once && passed;
+    let ended = outcome.control.end.is_some() && outcome.control.exit.is_some();
+    let good = outcome.status == Some(exit::POWER_OFF) && ended && once && passed;
     assert_eq!(verdict.is_ok(), good, "{outcome:?}");
     assert!(!verdict.to_string().is_empty() && !verdict.name().is_empty());
 }

@@ -5,7 +5,7 @@
 //! The logs of a good run replace those of the good run before it.
 
 use std::fs;
-use std::path::{self, Path};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -65,7 +65,7 @@ impl Boot<'_> {
             image: self.image.program().image(workspace),
             loaded: Loaded::Guest { bundle, memory: bundle::total_memory(&self.guests) },
             spare_memory: self.image.spare_memory(&self.guests),
-            append: self.image.argument()?,
+            append: self.image.argument(),
             cpu: self.cpu.to_owned(),
             cpus: self.host_cpus.unwrap_or_else(|| bundle::machine_cpus(&self.guests)),
             deterministic: self.deterministic,
@@ -74,6 +74,7 @@ impl Boot<'_> {
             qemu,
             machine: &machine,
             directory: directory.path(),
+            trace: self.image.trace(),
             timeout: self.timeout,
             stop: workspace.stop().clone(),
         };
@@ -134,18 +135,18 @@ impl Image<'_> {
         }
     }
 
+    /// The file of the build's trace.
+    fn trace(&self) -> Option<&Path> {
+        if let Self::Tracing(path) = self { Some(path) } else { None }
+    }
+
     /// The build's argument on the image's own command line.
-    fn argument(self) -> anyhow::Result<Option<String>> {
+    fn argument(self) -> Option<String> {
         match self {
-            Self::Plain => Ok(None),
-            // QEMU may run in any directory, so the argument has the absolute path.
-            Self::Tracing(trace) => {
-                let path = path::absolute(trace).context("the current directory is gone")?;
-                let path = path.to_str().with_context(|| format!("--trace: {} is not Unicode", path.display()))?;
-                Ok(Some(format!("{TRACE_ARGUMENT}{path}")))
-            }
-            Self::Oracle(what) => Ok(Some(format!("{ORACLE_ARGUMENT}{what}"))),
-            Self::Recording(rounds) => Ok(Some(format!("{RECORD_ARGUMENT}{rounds}"))),
+            Self::Plain => None,
+            Self::Tracing(_) => Some(TRACE_ARGUMENT.to_owned()),
+            Self::Oracle(what) => Some(format!("{ORACLE_ARGUMENT}{what}")),
+            Self::Recording(rounds) => Some(format!("{RECORD_ARGUMENT}{rounds}")),
         }
     }
 }

@@ -71,6 +71,7 @@ impl Host<'_> {
             qemu,
             machine: &machine,
             directory: directory.path(),
+            trace: None,
             timeout: self.timeout,
             stop: workspace.stop().clone(),
         };

@@ -96,6 +96,7 @@ impl Image {
             qemu: &self.qemu,
             machine: &machine,
             directory: directory.path(),
+            trace: None,
             timeout: Some(limit),
             stop: self.workspace.stop().clone(),
         };

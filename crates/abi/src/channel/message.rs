@@ -175,6 +175,8 @@ pub enum ToLauncher<'a> {
     Log(&'a str),
     /// A line of [`control`](crate::control), without its end.
     Line(&'a str),
+    /// At least one byte of the trace, behind those before.
+    Trace(&'a [u8]),
 }
 
 impl<'a> ToHypervisor<'a> {
@@ -256,11 +258,12 @@ impl<'a> ToLauncher<'a> {
             }
             kind::LOG => Self::Log(text(frame.payload)?),
             kind::LINE => Self::Line(line(frame.payload)?),
+            kind::TRACE => Self::Trace(bytes(frame)?),
             other => return Err(MessageError::Kind(other)),
         };
         let has = frame.guest.is_some();
         let fits = match message {
-            Self::Welcome { .. } | Self::Line(_) => !has,
+            Self::Welcome { .. } | Self::Line(_) | Self::Trace(_) => !has,
             Self::Output(_) | Self::InputCredit(_) => has,
             _ => true,
         };
@@ -290,6 +293,7 @@ impl<'a> ToLauncher<'a> {
             Self::State { state, text } => writer.write(kind::STATE, guest, &[state.number()], text.as_bytes()),
             Self::Log(text) => writer.write(kind::LOG, guest, &[], text.as_bytes()),
             Self::Line(line) => writer.write(kind::LINE, guest, &[], line.as_bytes()),
+            Self::Trace(bytes) => writer.write(kind::TRACE, guest, &[], bytes),
         }
     }
 }

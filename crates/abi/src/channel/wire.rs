@@ -61,6 +61,8 @@ pub mod kind {
     pub const LOG: u8 = 0x88;
     /// One line of [`control`](crate::control), without its end: UTF-8.
     pub const LINE: u8 = 0x89;
+    /// Bytes of the trace ([`trace`](crate::trace)), behind those before.
+    pub const TRACE: u8 = 0x8a;
 }
 
 /// Values of [`Command::command`].

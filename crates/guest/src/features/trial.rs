@@ -39,6 +39,11 @@ pub const fn write([op0, op1, crn, crm, op2]: [u32; 5]) -> u32 {
 /// Executes the instruction with the operands `x0` and the address of 64 bytes of memory in x1. It may change x0 to x7,
 /// vector registers and those bytes. It must not branch.
 pub fn execute(instruction: u32, x0: u64) -> Tried {
+    execute_with(instruction, x0, SCRATCH.0.get() as u64)
+}
+
+/// As [`execute`], with any value in x1. The instruction may change the memory that x1 leads to.
+pub fn execute_with(instruction: u32, x0: u64, x1: u64) -> Tried {
     let code = CODE.0.get().cast::<u32>();
     for (place, word) in [instruction, RET].into_iter().enumerate() {
         // SAFETY: one of the two words, which only the one vCPU of this program uses. Each is cleaned to the point of
@@ -52,7 +57,7 @@ pub fn execute(instruction: u32, x0: u64) -> Tried {
     // SAFETY: barriers; FP, SIMD, SVE and SME do not trap to EL1; then the trial, which keeps what the program needs.
     unsafe {
         asm!("dsb ish", "isb", "msr cpacr_el1, {}", "isb", in(reg) OPEN, options(nostack, preserves_flags));
-        features_trial(code, x0, SCRATCH.0.get() as u64)
+        features_trial(code, x0, x1)
     }
 }
 

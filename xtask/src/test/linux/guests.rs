@@ -3,24 +3,58 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{bail, ensure};
 use twofold_abi::bundle::flags;
+use twofold_launch::qemu::VARIABLE;
+use twofold_workspace::install;
 
 use super::kernels::commanding_kernel;
-use super::suite::{Ended, Suite, text};
+use super::suite::{Ended, Suite, refused_with, script, text};
 
-/// QEMU also serves the guest's semihosting calls; its sandbox prevents them from starting a program.
+/// A guest's semihosting call is UNDEFINED and creates no file, also while EL2's instructions are counted. The same guest
+/// creates it if QEMU serves semihosting, so the test would notice.
+pub fn semihosting(suite: &Suite) -> anyhow::Result<()> {
+    for (name, counted) in [("plain", false), ("counted", true)] {
+        let proof = suite.path(&format!("guest-was-here-{name}"));
+        let guest = suite.bare_guest(&format!("semihosting={}", text(&proof)?), if counted { flags::COUNT } else { 0 });
+        let outcome = if counted { suite.boot_counted(guest) } else { suite.boot(guest) }?;
+        let console = outcome.console.tail(20).join("\n");
+        ensure!(console.contains("semihosting: UNDEFINED"), "{name}:\n{console}");
+        ensure!(!proof.exists(), "{name}: the guest created a file on this machine");
+    }
+    let proof = suite.path("guest-was-here");
+    let append = format!("semihosting={}", text(&proof)?);
+    let qemu = serving(suite, "semihosting-qemu")?;
+    let ended = suite.start(&["--check", "--guest", "bare", "--append", &append], &[(VARIABLE, &qemu)])?;
+    refused_with(ended, &["SYS_OPEN was served"])?;
+    ensure!(proof.exists(), "this test does not see a file that the guest creates");
+    Ok(())
+}
+
+/// If QEMU serves semihosting, against our will, its sandbox prevents a guest's calls from starting a program.
 pub fn host_command(suite: &Suite) -> anyhow::Result<()> {
     let (image, proof) = (suite.path("commanding"), suite.path("command-ran"));
     fs::write(&image, commanding_kernel(&format!("echo > '{}'", text(&proof)?)))?;
     let initrd = suite.path("commanding-initrd");
     fs::write(&initrd, b"070701")?;
-    let ended = suite.start(&["--check", "--kernel", text(&image)?, "--initrd", text(&initrd)?], &[])?;
+    let qemu = serving(suite, "commanded-qemu")?;
+    let arguments = ["--check", "--kernel", text(&image)?, "--initrd", text(&initrd)?];
+    let ended = suite.start(&arguments, &[(VARIABLE, &qemu)])?;
     ensure!(!proof.exists(), "the guest ran a command on this machine");
     ensure!(!ended.ok, "the guest's run counts as a passed check");
     Ok(())
+}
+
+/// Returns a QEMU that serves semihosting, whatever its arguments are.
+fn serving(suite: &Suite, name: &str) -> anyhow::Result<PathBuf> {
+    let path = suite.path(name);
+    let qemu = install::qemu()?;
+    let options = "-semihosting-config enable=on,target=native";
+    script(&path, &format!("exec '{}' \"$@\" {options}", text(qemu.program())?))?;
+    Ok(path)
 }
 
 /// A guest accesses an address without memory. It gets an abort, reports it and continues.

@@ -105,6 +105,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("vcpus_that_end_together_report_once_each_time", Depth::Full, |suite| vcpus::together(suite, 50)),
     ("refused_calls_are_counted", Depth::Quick, vcpus::refused),
     ("panic_at_el2", Depth::Quick, guests::panic),
+    ("guest_reaches_no_file_of_the_host", Depth::Quick, guests::semihosting),
     ("guest_runs_no_command_of_the_host", Depth::Quick, guests::host_command),
     ("interrupted_run_leaves_nothing", Depth::Quick, endings::interrupt),
     ("interrupted_fetch_ends_at_once", Depth::Quick, endings::interrupt_fetch),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The lines of the trace, and their buffers.
 //!
-//! Each CPU collects its lines in its own buffer, and writes whole lines to the file when the buffer is full.
+//! Each CPU collects its lines in its own buffer, and writes whole lines to the control channel when the buffer is full.
 //! Invariants: a line's number is drawn while its CPU's buffer is locked, so a CPU's lines have ascending numbers. A
 //! CPU that gives up a lock or a page writes the line before that step; every other line is written after its step.
 
@@ -15,13 +15,12 @@ use arrayvec::ArrayVec;
 use spin::{Mutex, Once};
 use twofold_abi::trace::{Event, Line};
 
-use crate::cpus;
-use crate::semihosting::File;
+use crate::{channel, cpus};
 
-/// Writes the lines of this many CPUs to `file` from now on.
-pub(super) fn begin(file: File, cpus: usize) {
+/// Writes the lines of this many CPUs from now on.
+pub(super) fn begin(cpus: usize) {
     let cpus = (0..cpus).map(|_| Mutex::new(Cpu::default())).collect();
-    TRACE.call_once(|| Trace { file, last: AtomicU64::new(0), cpus });
+    TRACE.call_once(|| Trace { last: AtomicU64::new(0), cpus });
 }
 
 /// Writes the line of an event of this CPU, past or imminent, at the caller's place.
@@ -39,14 +38,13 @@ pub(super) fn end() {
     let lock = |cpu| (0..PATIENCE).find_map(|_| Mutex::try_lock(cpu));
     let mut stopped: ArrayVec<_, { twofold_abi::virt::MAX_CPUS as usize }> =
         trace.cpus.iter().filter_map(lock).collect();
-    stopped.iter_mut().for_each(|cpu| cpu.flush(&trace.file));
+    stopped.iter_mut().for_each(|cpu| cpu.flush());
     core::mem::forget(stopped);
 }
 
 static TRACE: Once<Trace> = Once::new();
 
 struct Trace {
-    file: File,
     last: AtomicU64,
     cpus: Vec<Mutex<Cpu>>,
 }
@@ -77,15 +75,15 @@ pub(super) fn line(event: Event<'_>, site: Option<&'static Location<'static>>) {
     let seq = trace.last.fetch_add(1, Ordering::Relaxed) + 1;
     let line = Line { seq, cpu: number as u32, event, site: site.map(Into::into) };
     if cpu.text.add(&line).is_err() {
-        cpu.flush(&trace.file);
+        cpu.flush();
         cpu.text.add(&line).expect("a line is shorter than the buffer");
     }
 }
 
 impl Cpu {
-    fn flush(&mut self, file: &File) {
+    fn flush(&mut self) {
         let text = core::mem::take(&mut self.text.0);
-        assert!(file.write(text.as_bytes()).is_ok(), "the trace cannot be written any more: is the disk full?");
+        assert!(channel::trace(text.as_bytes()), "the trace cannot be sent any more");
         self.text.0 = text;
         self.text.0.clear();
     }

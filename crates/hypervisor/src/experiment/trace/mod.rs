@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The trace (`docs/trace.md`), in images with the feature `trace`: lines for a file of the launcher.
+//! The trace (`docs/trace.md`), in images with the feature `trace`: lines for its launcher.
 
 mod engine;
 mod lines;
 pub mod platform;
-
-use alloc::ffi::CString;
-use alloc::string::{String, ToString};
 
 use twofold_abi::control::TRACE_ARGUMENT;
 use twofold_abi::trace::{Event, Header, Source};
@@ -15,8 +12,7 @@ use twofold_stage2::Features;
 use super::exit_observer::ExitObserver;
 use crate::board::Board;
 use crate::memory::Taken;
-use crate::read_sysreg;
-use crate::semihosting::File;
+use crate::{channel, read_sysreg};
 
 /// Traces the entries and exits of one vCPU, and all steps of the engine.
 pub struct Tracer {
@@ -26,15 +22,16 @@ pub struct Tracer {
 impl ExitObserver for Tracer {
     type Error = TraceError;
 
-    /// Begins the trace, if the image's own command line names a file: the text after [`TRACE_ARGUMENT`], to the end of
-    /// the line.
+    /// Begins the trace, if the image's own command line has [`TRACE_ARGUMENT`].
     fn begin(board: &Board, _cpus: u32, features: &Features, taken: &Taken) -> Result<(), TraceError> {
-        let Some((_, path)) = board.bootargs.split_once(TRACE_ARGUMENT) else { return Ok(()) };
-        let failed = || TraceError { path: path.to_string() };
-        let file = File::create(&CString::new(path).map_err(|_| failed())?).ok_or_else(failed)?;
+        if !board.bootargs.split_whitespace().any(|word| word == TRACE_ARGUMENT) {
+            return Ok(());
+        }
         let header = alloc::format!("{}\n", Header { source: Source::Hypervisor });
-        file.write(header.as_bytes()).map_err(|_| failed())?;
-        lines::begin(file, board.cpus.len());
+        if !channel::trace(header.as_bytes()) {
+            return Err(TraceError);
+        }
+        lines::begin(board.cpus.len());
         for (name, value) in features.named() {
             lines::event(Event::Feature { name, value });
         }
@@ -69,8 +66,5 @@ impl ExitObserver for Tracer {
 
 /// Why there is no trace.
 #[derive(Debug, thiserror::Error)]
-#[error("the trace cannot be written to {path}: name a file in a directory that is there")]
-pub struct TraceError {
-    /// The file.
-    path: String,
-}
+#[error("this machine has no control channel for the trace: give QEMU the options of docs/control.md")]
+pub struct TraceError;
