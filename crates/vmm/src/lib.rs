@@ -16,6 +16,7 @@
 //! | [`restart`] | how a guest begins, and begins anew after a reset |
 //! | [`trng`] | random numbers for a guest |
 //! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
+//! | [`session`] | the hypervisor\'s end of a session on the control channel |
 //! | [`claim`] | a right that only one CPU gets: to stop the guest, to report the end |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
@@ -40,4 +41,5 @@ mod primitive;
 pub mod refusals;
 pub mod restart;
 pub mod scheduler;
+pub mod session;
 pub mod trng;

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Sessions on the control channel, by the steps of `docs/control.md`.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use twofold_abi::channel::wire::{VERSION, WINDOW_MAX};
+use twofold_abi::channel::{Command, FrameReader, FrameWriter, GuestState, Reason, ToHypervisor, ToLauncher};
+use twofold_vmm::session::{Launcher, Session};
+
+/// An answer: its guest, and what it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    Begin,
+    Welcome { version: u16, guests: u16, session: u64 },
+    State(Option<u16>, GuestState),
+    Done(Option<u16>, u32),
+    Refused(Option<u16>, Option<u32>, Reason),
+    Figure(Option<u16>, u32, String, u64),
+}
+
+#[derive(Default)]
+struct Answers(Vec<Answer>);
+
+impl Launcher for Answers {
+    fn begin(&mut self) {
+        self.0.push(Answer::Begin);
+    }
+
+    fn send(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) {
+        // What cannot be read again is no message.
+        let mut writer = FrameWriter::new();
+        let wire = message.write(guest, &mut writer).unwrap();
+        let mut reader = FrameReader::new();
+        let stream = [&[0], wire].concat();
+        let frame = reader.read(&mut &stream[..]).unwrap().unwrap();
+        self.0.push(match ToLauncher::read(&frame).unwrap() {
+            ToLauncher::Welcome { version, guests, session } => Answer::Welcome { version, guests, session },
+            ToLauncher::State { state, .. } => Answer::State(guest, state),
+            ToLauncher::Done(request) => Answer::Done(guest, request),
+            ToLauncher::Refused { request, reason, text } => {
+                assert!(!text.is_empty());
+                Answer::Refused(guest, request, reason)
+            }
+            ToLauncher::Statistic { request, key, value } => Answer::Figure(guest, request, key.to_owned(), value),
+            other => panic!("{other:?} is no answer"),
+        });
+    }
+}
+
+const GUESTS: [GuestState; 2] = [GuestState::Running, GuestState::Stopped];
+
+fn frame(guest: Option<u16>, message: &ToHypervisor<'_>) -> Vec<u8> {
+    message.write(guest, &mut FrameWriter::new()).unwrap().to_vec()
+}
+
+fn hello(lowest: u16, highest: u16, session: u64) -> Vec<u8> {
+    [&[0][..], &frame(None, &ToHypervisor::Hello { lowest, highest, session })].concat()
+}
+
+fn command(request: u32, guest: Option<u16>, command: Command) -> Vec<u8> {
+    frame(guest, &ToHypervisor::Command { request, command })
+}
+
+/// Reads all of the stream, in pieces of this size. Statistics have one figure, and a guest that stops refuses.
+fn answers(session: &mut Session, stream: &[u8], size: usize) -> Vec<Answer> {
+    let mut answers = Answers::default();
+    for mut piece in stream.chunks(size) {
+        while let Some(asked) = session.read(&mut piece, &GUESTS, &mut answers) {
+            match asked.command() {
+                Command::Stop => {
+                    asked.refused(Reason::State, format_args!("{}", "it is off ".repeat(100)), &mut answers)
+                }
+                Command::Statistics => {
+                    asked.figure(asked.guest(), "exits.hvc", 7, &mut answers);
+                    asked.done(&mut answers);
+                }
+                _ => asked.done(&mut answers),
+            }
+        }
+    }
+    answers.0
+}
+
+fn welcome(session: u64) -> Vec<Answer> {
+    let welcome = Answer::Welcome { version: VERSION, guests: 2, session };
+    let states = (0..).zip(GUESTS).map(|(guest, state)| Answer::State(Some(guest), state));
+    [Answer::Begin, welcome].into_iter().chain(states).collect()
+}
+
+#[test]
+fn a_session_begins_and_answers_each_command_once() {
+    let stream = [
+        hello(0, 9, 42),
+        command(1, None, Command::Statistics),
+        command(2, Some(1), Command::Stop),
+        command(3, None, Command::Quit),
+    ];
+    for size in [1, 7, 4096] {
+        let mut expected = welcome(42);
+        expected.extend([
+            Answer::Figure(None, 1, "exits.hvc".to_owned(), 7),
+            Answer::Done(None, 1),
+            Answer::Refused(Some(1), Some(2), Reason::State),
+            Answer::Done(None, 3),
+        ]);
+        assert_eq!(answers(&mut Session::new(), &stream.concat(), size), expected, "in pieces of {size}");
+    }
+}
+
+#[test]
+fn nothing_is_taken_before_a_session() {
+    let mut session = Session::new();
+    let stream = [&[0][..], &command(1, None, Command::Quit), &frame(Some(0), &ToHypervisor::OutputCredit(9))].concat();
+    let refused = |request| Answer::Refused(if request == Some(1) { None } else { Some(0) }, request, Reason::Kind);
+    assert_eq!(answers(&mut session, &stream, 4096), [refused(Some(1)), refused(None)]);
+    assert!(session.credit(0).is_none());
+    // Versions that have nothing in common: no session, and the one before is over.
+    answers(&mut session, &hello(VERSION, VERSION, 1), 4096);
+    assert!(session.credit(0).is_some());
+    let stream = [hello(VERSION + 1, VERSION + 9, 2), command(1, None, Command::Quit)].concat();
+    let version = Answer::Refused(None, None, Reason::Version);
+    assert_eq!(answers(&mut session, &stream, 4096), [Answer::Begin, version, refused(Some(1))]);
+}
+
+#[test]
+fn a_new_session_forgets_credit() {
+    let mut session = Session::new();
+    let grant = |bytes| frame(Some(1), &ToHypervisor::OutputCredit(bytes));
+    let over = Answer::Refused(Some(1), None, Reason::Credit);
+    let stream = [hello(1, 1, 1), grant(WINDOW_MAX), grant(1)].concat();
+    assert_eq!(answers(&mut session, &stream, 4096), [&welcome(1)[..], &[over]].concat());
+    assert_eq!(session.credit(1).unwrap().take(10), 10);
+    assert_eq!(session.credit(0).unwrap().take(10), 0);
+    assert_eq!(answers(&mut session, &hello(1, 1, 2), 4096), welcome(2));
+    assert_eq!(session.credit(1).unwrap().take(10), 0);
+    assert!(session.credit(2).is_none());
+}
+
+#[test]
+fn what_cannot_be_taken_is_refused_by_its_reason() {
+    let mut session = Session::new();
+    let no_message =
+        |kind, guest, payload: &[u8]| FrameWriter::new().write(kind, guest, payload, &[]).unwrap().to_vec();
+    let stream = [
+        hello(1, 1, 1),
+        command(5, Some(2), Command::Reset),
+        frame(Some(0), &ToHypervisor::Input(b"ls\n")),
+        frame(Some(9), &ToHypervisor::OutputCredit(1)),
+        no_message(0x77, None, b"?"),
+        no_message(0x02, None, b"?"),
+        command(6, None, Command::Quit)[..5].to_vec(),
+        vec![0],
+    ];
+    let refused = |guest, request, reason| Answer::Refused(guest, request, reason);
+    let mut expected = welcome(1);
+    expected.extend([
+        refused(Some(2), Some(5), Reason::Guest),
+        refused(Some(0), None, Reason::Credit),
+        refused(Some(9), None, Reason::Guest),
+        refused(None, None, Reason::Kind),
+        refused(None, None, Reason::Malformed),
+        refused(None, None, Reason::Malformed),
+    ]);
+    assert_eq!(answers(&mut session, &stream.concat(), 4096), expected);
+}
+
+fn piece() -> impl Strategy<Value = Vec<u8>> {
+    let guest = prop_oneof![Just(None), (0_u16..4).prop_map(Some)];
+    prop_oneof![
+        vec(any::<u8>(), 0..40),
+        (0_u16..3, 0_u16..3, any::<u64>()).prop_map(|(lowest, more, session)| hello(lowest, lowest + more, session)),
+        (1_u32.., guest.clone(), 0_usize..5)
+            .prop_map(|(request, guest, which)| { command(request, guest, Command::ALL[which]) }),
+        (0_u16..4, 1..=WINDOW_MAX).prop_map(|(guest, bytes)| frame(Some(guest), &ToHypervisor::OutputCredit(bytes))),
+    ]
+}
+
+proptest! {
+    /// Any bytes are answered the same way however they are cut up. Each command has one answer.
+    #[test]
+    fn any_bytes_have_the_same_answers(pieces in vec(piece(), 0..30), size in 1_usize..50) {
+        let stream = pieces.concat();
+        let whole = answers(&mut Session::new(), &stream, usize::MAX);
+        prop_assert_eq!(&answers(&mut Session::new(), &stream, size), &whole);
+        let mut reader = FrameReader::new();
+        let (mut left, mut commands) = (&stream[..], Vec::new());
+        while let Some(frame) = reader.read(&mut left) {
+            if let Ok(Ok(ToHypervisor::Command { request, .. })) = frame.map(|frame| ToHypervisor::read(&frame)) {
+                commands.push(request);
+            }
+        }
+        let answered = whole.iter().filter_map(|answer| match answer {
+            Answer::Done(_, request) | Answer::Refused(_, Some(request), _) => Some(*request),
+            _ => None,
+        });
+        prop_assert_eq!(answered.collect::<Vec<_>>(), commands);
+    }
+}
