@@ -54,6 +54,8 @@ struct Device {
     to_guest: VecDeque<u8>,
     /// Bytes that the host has room for.
     room: usize,
+    /// The queues that the driver gave notice of.
+    notifications: Vec<u32>,
     /// Each buffer that was sent, and whether the host had the port open.
     sent: Vec<(Vec<u8>, bool)>,
 }
@@ -81,6 +83,7 @@ impl Device {
             host_open: false,
             to_guest: VecDeque::new(),
             room: 0,
+            notifications: Vec::new(),
             sent: Vec::new(),
         }
     }
@@ -153,6 +156,7 @@ impl Device {
             0x50 => {
                 assert!(self.status & 4 != 0, "a notification before DRIVER_OK");
                 self.queues[value as usize].notified = true;
+                self.notifications.push(value);
             }
             0x64 => self.interrupt &= value & 1 == 0,
             0x70 => self.status(value),
@@ -515,6 +519,8 @@ fn the_port_opens_as_qemu_opens_it() {
     assert_eq!(port.send(b"x"), Err(SendError::Closed));
     device.settle(&mut port);
     assert!(device.0.borrow().guest_open && !port.is_open(), "the host has not connected");
+    // QEMU ignores a notification of the input queue that comes before the port is open.
+    assert_eq!(device.0.borrow().notifications.iter().rfind(|&&queue| queue >= 3), Some(&4));
     device.0.borrow_mut().open(true);
     device.settle(&mut port);
     assert!(port.is_open());

@@ -262,6 +262,9 @@ impl<R: Registers, M: SharedMemory> SerialPort<R, M> {
             event::PORT_ADD => {
                 self.tell(event::PORT_READY);
                 self.tell(event::PORT_OPEN);
+                // QEMU ignored the notification of the input's buffers while the port was closed, and does not ask its
+                // socket for bytes before there is one.
+                self.input.notify(&mut self.registers, &self.memory);
             }
             event::PORT_REMOVE => self.open = false,
             event::PORT_OPEN => self.open = message.value != 0,
