@@ -36,7 +36,8 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use spin::{Mutex, Once};
 use twofold_abi::channel::wire::{DELIMITER, PAYLOAD_MAX};
-use twofold_abi::channel::{FrameWriter, ToLauncher};
+use twofold_abi::channel::{FrameWriter, GuestState, ToLauncher};
+use twofold_vmm::session::{Asked, Launcher, Session};
 
 use crate::serial_port::shared::{Registers, SharedMemory};
 use crate::serial_port::wire::{CONSOLE, MAGIC, register};
@@ -62,15 +63,27 @@ pub(crate) unsafe fn start(transports: &[Range<u64>]) {
 /// panic is being reported on another CPU.
 #[must_use]
 pub fn line(line: &str) -> bool {
-    BASE.get().is_some() && with_channel(|channel| channel.send(&ToLauncher::Line(line))).unwrap_or(false)
+    BASE.get().is_some() && with_channel(|channel| channel.sender.send(None, &ToLauncher::Line(line))).unwrap_or(false)
 }
 
 /// Sends bytes of the trace, behind those before. No bytes of another CPU come between. False as of [`line()`]: then the trace
 /// may have a part of them.
 #[must_use]
 pub fn trace(bytes: &[u8]) -> bool {
-    let send = |channel: &mut Channel| bytes.chunks(PAYLOAD_MAX).all(|part| channel.send(&ToLauncher::Trace(part)));
+    let send = |channel: &mut Channel| {
+        bytes.chunks(PAYLOAD_MAX).all(|part| channel.sender.send(None, &ToLauncher::Trace(part)))
+    };
     BASE.get().is_some() && with_channel(send).unwrap_or(false)
+}
+
+/// Handles what the launcher has sent, up to one command, which `act` answers; `None`: none has come. `guests` are the
+/// states of the guests, by their numbers.
+///
+/// `act` runs with interrupts masked, and must write no line: the channel is in use. A call reads at most
+/// `READS` buffers.
+pub fn poll<T>(guests: &[GuestState], act: impl FnOnce(Asked<'_>, &mut Sender) -> T) -> Option<T> {
+    BASE.get()?;
+    with_channel(|channel| channel.poll(guests, act))?
 }
 
 /// The calling CPU reports a panic, and is the only one that sends from now on (R1, R2).
@@ -112,6 +125,8 @@ pub fn hold() {
 
 /// Seconds until a device that takes nothing is given up.
 const PATIENCE: u64 = 10;
+/// Buffers that one [`poll`] reads at most.
+const READS: usize = 16;
 
 /// No CPU uses the device.
 const FREE: usize = 0;
@@ -172,8 +187,18 @@ fn masked<T>(act: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The port, and the frame that is being written.
+/// Both directions.
 struct Channel {
+    sender: Sender,
+    session: Session,
+    input: [u8; 128],
+    /// The part of `input` that was not read: it is behind a command.
+    unread: Range<usize>,
+}
+
+/// The port, and the frame that is being written.
+#[derive(Debug)]
+pub struct Sender {
     port: SerialPort<Transport, Memory>,
     writer: FrameWriter,
     /// The next frame is the first that this receiver gets.
@@ -194,12 +219,45 @@ impl Channel {
                 break;
             }
         }
-        Some(Self { port, writer: FrameWriter::new(), is_first: true, is_stuck: false })
+        let sender = Sender { port, writer: FrameWriter::new(), is_first: true, is_stuck: false };
+        Some(Self { sender, session: Session::new(), input: [0; _], unread: 0..0 })
     }
 
+    fn poll<T>(&mut self, guests: &[GuestState], act: impl FnOnce(Asked<'_>, &mut Sender) -> T) -> Option<T> {
+        self.sender.port.poll().ok()?;
+        for _ in 0..READS {
+            if self.unread.is_empty() {
+                self.unread = 0..self.sender.port.receive(&mut self.input).ok()?;
+            }
+            let mut bytes = &self.input[self.unread.clone()];
+            if bytes.is_empty() {
+                return None;
+            }
+            let asked = self.session.read(&mut bytes, guests, &mut self.sender);
+            self.unread.start = self.unread.end - bytes.len();
+            if let Some(asked) = asked {
+                return Some(act(asked, &mut self.sender));
+            }
+        }
+        None
+    }
+}
+
+impl Launcher for Sender {
+    fn begin(&mut self) {
+        self.is_first = true;
+    }
+
+    fn send(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) {
+        // A launcher that has gone needs no answer.
+        let _ = Self::send(self, guest, message);
+    }
+}
+
+impl Sender {
     /// Sends a message, and waits until the device has it.
-    fn send(&mut self, message: &ToLauncher<'_>) -> bool {
-        let Ok(frame) = message.write(None, &mut self.writer) else { return false };
+    fn send(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) -> bool {
+        let Ok(frame) = message.write(guest, &mut self.writer) else { return false };
         let deadline = Deadline::after(if self.is_stuck { 0 } else { PATIENCE });
         let first: &[u8] = if self.is_first { &[DELIMITER] } else { &[] };
         let is_sent = [first, frame].into_iter().all(|bytes| send(&mut self.port, bytes, &deadline));
@@ -211,8 +269,12 @@ impl Channel {
 
 /// Sends all of the bytes, or none. A device that has taken them too late may still send them.
 fn send(port: &mut SerialPort<Transport, Memory>, bytes: &[u8], deadline: &Deadline) -> bool {
-    // The host may have opened or closed the port.
-    while port.poll().is_ok() {
+    // The host may have opened or closed the port. The loops below touch shared memory alone: an access to a register
+    // takes the lock that an emulator needs in order to empty the port.
+    if port.poll().is_err() {
+        return false;
+    }
+    loop {
         match port.send(bytes) {
             Ok(()) => break,
             Err(SendError::Full) if !deadline.has_passed() => hint::spin_loop(),

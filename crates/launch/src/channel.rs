@@ -76,6 +76,11 @@ impl Channel {
 }
 
 impl Listener {
+    /// Sends bytes to the hypervisor, few enough for the socket's buffer. They wait until it reads.
+    pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        (&self.stream).write_all(bytes)
+    }
+
     /// Reads what is left after QEMU has gone.
     ///
     /// # Errors
@@ -138,8 +143,10 @@ fn read<W: Write>(mut stream: impl Read, mut log: Sink<W>, mut trace: Option<Sin
                     let text = text.replace(['\n', '\r'], " ");
                     log.write(format!("{} {text}\n", control::LOG).as_bytes());
                 }
-                // Nothing asked for these; and a kind may be newer than this launcher.
-                Ok(Ok(_) | Err(MessageError::Kind(_))) => {}
+                // For people: a session's answers. Only a test begins one.
+                Ok(Ok(message)) => log.write(format!("control channel: {message:?}\n").as_bytes()),
+                // A kind may be newer than this launcher.
+                Ok(Err(MessageError::Kind(_))) => {}
                 Ok(Err(error)) => log.write(refused(error).as_bytes()),
                 Err(error) => log.write(refused(error).as_bytes()),
             }
@@ -177,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_and_traces_are_kept_in_order_and_the_rest_is_not() {
+    fn lines_and_traces_are_kept_in_order() {
         let long = format!("twofold:log {}", "x".repeat(1000));
         let messages = [
             ToLauncher::Line("twofold:stat a.b 1"),
@@ -191,7 +198,8 @@ mod tests {
         let mut bytes = vec![0];
         messages.iter().for_each(|message| bytes.extend(frame(message)));
         bytes.extend(FrameWriter::new().write(0xff, None, b"a kind to come", &[]).unwrap());
-        let log = format!("twofold:stat a.b 1\n{long}\ntwofold:log two lines\ntwofold:exit 0\n");
+        let log =
+            format!("twofold:stat a.b 1\ncontrol channel: Done(3)\n{long}\ntwofold:log two lines\ntwofold:exit 0\n");
         assert_eq!(files_of(&bytes), [log, "a line of the trace\n".to_owned()]);
     }
 

@@ -112,11 +112,19 @@ impl Stop {
 
 impl Launch<'_> {
     /// Runs with the console read by the launcher, which logs each line and passes it to `on_line`.
-    pub fn run(&self, mut on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
+    pub fn run(&self, on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
+        self.run_asking(&[], on_line)
+    }
+
+    /// As [`run`](Self::run), and sends these bytes on the control channel when QEMU starts. What the hypervisor answers is
+    /// in the control log.
+    pub fn run_asking(&self, asked: &[u8], mut on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
         let log_path = self.directory.join(CONSOLE_LOG);
         let log_error = |why| RunError::Log { path: log_path.clone(), why };
         let mut log = File::create(&log_path).map_err(log_error)?;
         let mut child = self.start(Serial::Pipe)?;
+        let control_error = |why| RunError::Log { path: self.directory.join(CONTROL_LOG), why };
+        child.listener.as_ref().map_or(Ok(()), |listener| listener.send(asked)).map_err(control_error)?;
         let lines = child.lines();
         let deadline = self.deadline();
         let mut console = Console::of(self.machine.several());

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use libtest_mimic::Failed;
+use twofold_abi::channel::wire::DELIMITER;
+use twofold_abi::channel::{Command, FrameWriter, ToHypervisor};
 use twofold_abi::exit;
 use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Test, Verdict, machine};
 use twofold_workspace::{Workspace, build, install, output};
@@ -58,6 +60,41 @@ const PARALLEL: usize = 2;
 const LIMIT: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(600);
 
+/// The test that needs a launcher that asks.
+const ASKED: &str = "control::a_launcher_that_asks_is_answered";
+
+/// A hello, a malformed frame, and commands.
+fn commands() -> anyhow::Result<Vec<u8>> {
+    let mut writer = FrameWriter::new();
+    let mut bytes = vec![DELIMITER];
+    bytes.extend(ToHypervisor::Hello { lowest: 1, highest: 1, session: 42 }.write(None, &mut writer)?);
+    bytes.extend([b'x', DELIMITER]);
+    for (request, guest, command) in
+        [(1, Some(0), Command::Statistics), (2, Some(1), Command::Stop), (3, None, Command::Quit)]
+    {
+        bytes.extend(ToHypervisor::Command { request, command }.write(guest, &mut writer)?);
+    }
+    Ok(bytes)
+}
+
+fn answered(directory: &Path) -> anyhow::Result<()> {
+    let log = fs::read_to_string(directory.join(twofold_launch::run::CONTROL_LOG))?;
+    let answers: Vec<_> = log.lines().filter_map(|line| line.strip_prefix("control channel: ")).collect();
+    let expected = [
+        "Welcome",
+        "State",
+        "Refused { request: None, reason: Malformed",
+        "Statistic { request: 1",
+        "Done(1)",
+        "Refused { request: Some(2), reason: Guest",
+        "Done(3)",
+    ];
+    let fits =
+        answers.len() == expected.len() && answers.iter().zip(expected).all(|(line, start)| line.starts_with(start));
+    anyhow::ensure!(fits, "the answers are {answers:#?}, not {expected:#?}");
+    Ok(())
+}
+
 struct Image {
     workspace: Workspace,
     qemu: Qemu,
@@ -100,8 +137,12 @@ impl Image {
             timeout: Some(limit),
             stop: self.workspace.stop().clone(),
         };
-        let outcome = launch.run(|_| ()).map_err(anyhow::Error::from);
+        let asks = append.ends_with(ASKED);
+        let asked = if asks { commands()? } else { Vec::new() };
+        let outcome = launch.run_asking(&asked, |_| ()).map_err(anyhow::Error::from);
         let judged = outcome.and_then(|outcome| judge(&outcome).map(|()| outcome));
+        let judged =
+            judged.and_then(|outcome| if asks { answered(directory.path()).map(|()| outcome) } else { Ok(outcome) });
         if let Ok(outcome) = &judged {
             // What a test counted is worth a line.
             let counted = outcome.control.log.iter().filter(|line| line.contains(" instructions, "));

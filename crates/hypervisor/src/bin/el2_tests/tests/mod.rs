@@ -5,6 +5,7 @@ use crate::test::Test;
 
 mod abort;
 mod bundle;
+mod control;
 mod dirty;
 mod dirty_log;
 mod first_touch;
@@ -35,6 +36,7 @@ pub fn all() -> impl Iterator<Item = &'static Test> {
         stage1_walk::TESTS,
         bundle::TESTS,
         report::TESTS,
+        control::TESTS,
     ]
     .into_iter()
     .flatten()
