@@ -3,8 +3,10 @@
 
 use twofold_abi::channel::wire::{ENCODED_MAX, PAYLOAD_MAX};
 use twofold_abi::channel::{
-    Frame, FrameError, FrameReader, FrameWriter, MessageError, ReceiveCredit, SendCredit, ToHypervisor, ToLauncher,
+    Command, Frame, FrameError, FrameReader, FrameWriter, GuestState, MessageError, Reason, ReceiveCredit, SendCredit,
+    ToHypervisor, ToLauncher,
 };
+use twofold_vmm::session::{Launcher, Session};
 
 /// Any bytes are frames and errors, the same ones however they are cut up. Each frame is one message or is refused, and
 /// a message is written as the frame that it was read from. Any payload comes back. Credit holds whatever is granted.
@@ -20,6 +22,47 @@ pub fn channel_hypervisor(data: &[u8]) {
         Ok(message.write(frame.guest, writer).expect("it was read from a frame").to_vec())
     });
     assert_eq!(credit.take(usize::MAX), granted);
+    session(data);
+}
+
+/// A session answers any bytes, each command once, and each answer is a message.
+fn session(data: &[u8]) {
+    let (mut session, mut answers, mut asked) = (Session::new(), Answers::default(), Vec::new());
+    let mut bytes = data;
+    while let Some(command) = session.read(&mut bytes, &[GuestState::Running; 3], &mut answers) {
+        asked.push(command.command());
+        if command.command() == Command::Stop {
+            command.refused(Reason::State, format_args!("{data:?}"), &mut answers);
+        } else {
+            command.done(&mut answers);
+        }
+    }
+    assert!(bytes.is_empty());
+    let refused = asked.iter().filter(|&&command| command == Command::Stop).count();
+    assert_eq!(answers.done, asked.len() - refused);
+    assert!(answers.refused >= refused);
+}
+
+#[derive(Default)]
+struct Answers {
+    done: usize,
+    refused: usize,
+}
+
+impl Launcher for Answers {
+    fn begin(&mut self) {}
+
+    fn send(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) {
+        let mut writer = FrameWriter::new();
+        let wire = message.write(guest, &mut writer).expect("an answer fits into a frame");
+        let [Ok((kind, guest, payload))] = &read(&[&[0], wire].concat(), usize::MAX)[..] else { panic!("no frame") };
+        let frame = Frame { kind: *kind, guest: *guest, payload };
+        match ToLauncher::read(&frame).expect("an answer is a message") {
+            ToLauncher::Done(_) => self.done += 1,
+            ToLauncher::Refused { .. } => self.refused += 1,
+            _ => {}
+        }
+    }
 }
 
 /// The same of what comes to the launcher. More output than it has room for is an error, and is not counted.
