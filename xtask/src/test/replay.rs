@@ -134,6 +134,7 @@ impl Pair {
             directory: directory.path(),
             timeout: Some(LIMIT),
             stop: self.workspace.stop().clone(),
+            trace: None,
         };
         let outcome = launch.run(|_| ())?;
         let lines = events_of(&outcome.console.tail(usize::MAX));
