@@ -10,6 +10,7 @@
 #![no_std]
 #![no_main]
 
+mod anew;
 mod boot;
 mod check;
 mod devices;
@@ -20,6 +21,8 @@ mod features;
 mod hypercalls;
 mod image;
 mod lifecycle;
+mod lock;
+mod loops;
 mod memory;
 mod mmu;
 mod mode;
@@ -35,6 +38,7 @@ mod touch;
 mod uart;
 mod vcpus;
 mod vendor;
+mod watch;
 mod wild;
 
 use dtoolkit::error::{FdtParseError, PropertyError};
@@ -51,7 +55,11 @@ extern "C" fn main(tree: *const u8) -> ! {
         Ok(()) => psci::power_off(),
         Err(failure) => {
             println!("guest {failure}");
-            psci::reset()
+            match failure {
+                // A reset would start the program once more.
+                Failure::Anew(_) => psci::power_off(),
+                _ => psci::reset(),
+            }
         }
     }
 }
@@ -71,6 +79,12 @@ enum Failure<'a> {
     Program(program::Failure<'a>),
     #[error("check: FAILED: {0}")]
     Check(#[from] check::Failure),
+    #[error("check: FAILED: {0}")]
+    Anew(#[from] anew::Failure),
+    #[error("check: FAILED: {0}")]
+    Watch(#[from] watch::Failure),
+    #[error("check: FAILED: {0}")]
+    Lock(#[from] lock::Failure),
     #[error("devices: FAILED: {0}")]
     Devices(#[from] devices::Failure),
     #[error("touch: FAILED: {0}")]
@@ -125,6 +139,12 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
             psci::wait_forever()
         }
         Program::Restart { rounds } => lifecycle::restart(rounds)?,
+        Program::Anew { milliseconds } => anew::run(tree, &memory, milliseconds)?,
+        Program::Warm { count } => anew::warm(tree, &memory, count)?,
+        Program::Cold { count } => anew::cold(count)?,
+        Program::Watch { milliseconds } => watch::run(&memory, milliseconds)?,
+        Program::Loops { milliseconds } => loops::run(milliseconds),
+        Program::Lock { count, kind } => lock::run(tree, count, kind)?,
         Program::Nowhere => lifecycle::nowhere(&memory)?,
         Program::Together => lifecycle::together()?,
         Program::Refused { calls } => lifecycle::refused(calls)?,

@@ -5,6 +5,7 @@
 //! words name a program, the last one counts, as with Linux's arguments.
 
 use crate::experiment::{Settings, WrongWord};
+use crate::lock::Kind;
 use crate::number::{hexadecimal, size};
 use crate::replay;
 
@@ -27,6 +28,18 @@ pub enum Program<'a> {
     Hypercalls { count: u64, seed: u64 },
     /// `restart=ROUNDS`: switches the second vCPU on and off again.
     Restart { rounds: u64 },
+    /// `anew=MILLISECONDS`: a warm reset at this time, and then a cold one.
+    Anew { milliseconds: u64 },
+    /// `warm=COUNT`: warm resets in a row, while all vCPUs spin.
+    Warm { count: u64 },
+    /// `cold=COUNT`: cold resets in a row, one each 20 ms.
+    Cold { count: u64 },
+    /// `watch=MILLISECONDS`: checks until this time that nothing of the guest's changes by itself.
+    Watch { milliseconds: u64 },
+    /// `loops=MILLISECONDS`: counts how often it can loop.
+    Loops { milliseconds: u64 },
+    /// `lock=COUNT`: all vCPUs take one lock, `COUNT` times each, of the kind after `by=`.
+    Lock { count: u64, kind: Kind },
     /// `nowhere`: starts the second vCPU at an address without RAM.
     Nowhere,
     /// `together`: two vCPUs end the guest at the same time.
@@ -56,6 +69,8 @@ pub enum Failure<'a> {
     Number { key: &'a str, value: &'a str },
     #[error("wild= needs an address such as 0xb000000, not {0:?}")]
     Address(&'a str),
+    #[error("by= needs the kind of the lock (ticket, swap or interrupt), not {0:?}")]
+    Lock(&'a str),
     #[error("{0}")]
     Experiment(WrongWord<'a>),
 }
@@ -75,6 +90,12 @@ impl<'a> Program<'a> {
                 "sysregs" => Self::Sysregs { step: number(key, value)?, seed: seed(arguments)? },
                 "hypercalls" => Self::Hypercalls { count: number(key, value)?, seed: seed(arguments)? },
                 "restart" => Self::Restart { rounds: number(key, value)? },
+                "anew" => Self::Anew { milliseconds: number(key, value)? },
+                "warm" => Self::Warm { count: number(key, value)? },
+                "cold" => Self::Cold { count: number(key, value)? },
+                "watch" => Self::Watch { milliseconds: number(key, value)? },
+                "loops" => Self::Loops { milliseconds: number(key, value)? },
+                "lock" => Self::Lock { count: number(key, value)?, kind: kind(arguments)? },
                 "nowhere" => Self::Nowhere,
                 "together" => Self::Together,
                 "refused" => Self::Refused { calls: number(key, value)? },
@@ -94,6 +115,16 @@ impl<'a> Program<'a> {
         }
         Ok(program)
     }
+}
+
+/// The lock that `by=` names.
+fn kind(arguments: &str) -> Result<Kind, Failure<'_>> {
+    let name = word(arguments, "by=").unwrap_or_default();
+    Kind::named(name).ok_or(Failure::Lock(name))
+}
+
+fn word<'a>(arguments: &'a str, key: &str) -> Option<&'a str> {
+    arguments.split_ascii_whitespace().find_map(|word| word.strip_prefix(key))
 }
 
 /// The value of `seed=NUMBER`, at any place in the line; 1 without it.

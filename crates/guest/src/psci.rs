@@ -21,6 +21,8 @@ const AFFINITY_INFO: u32 = 0xc400_0004;
 pub const SYSTEM_OFF: u32 = 0x8400_0008;
 /// The function id of `SYSTEM_RESET`.
 pub const SYSTEM_RESET: u32 = 0x8400_0009;
+/// The function id of `SYSTEM_RESET2` with 64-bit arguments.
+const SYSTEM_RESET2: u32 = 0xc400_0012;
 
 /// Ends the program with success.
 pub fn power_off() -> ! {
@@ -33,6 +35,13 @@ pub fn power_off() -> ! {
 pub fn reset() -> ! {
     call(SYSTEM_RESET);
     wait_forever()
+}
+
+/// Asks for a warm reset: RAM keeps its content, except where the images are. Returns if that is refused.
+pub fn warm_reset() -> i64 {
+    const WARM: u64 = 0;
+    uart::drain();
+    call_with(SYSTEM_RESET2, [WARM, 0, 0])
 }
 
 /// Sleeps until another vCPU ends the machine.

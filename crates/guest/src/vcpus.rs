@@ -27,6 +27,14 @@ pub enum Failure {
 
 /// The affinities of vCPUs 1 to [`WORKERS`], from the device tree.
 pub fn workers(tree: Fdt<'_>) -> Result<[u64; WORKERS], Failure> {
+    match others(tree) {
+        (workers, WORKERS) => Ok(workers),
+        (_, found) => Err(Failure::TooFew { found: found + 1 }),
+    }
+}
+
+/// The affinities of the vCPUs beside the first one, from the device tree, and how many these are: [`WORKERS`] at most.
+pub fn others(tree: Fdt<'_>) -> ([u64; WORKERS], usize) {
     let mut found = 0;
     let mut workers = [0; WORKERS];
     for cpu in tree.find_node("/cpus").iter().flat_map(|cpus| cpus.children()) {
@@ -39,7 +47,7 @@ pub fn workers(tree: Fdt<'_>) -> Result<[u64; WORKERS], Failure> {
         }
         found += 1;
     }
-    if found > WORKERS { Ok(workers) } else { Err(Failure::TooFew { found }) }
+    (workers, found.saturating_sub(1).min(WORKERS))
 }
 
 /// Sets what worker `index` runs when it is started: `function(index)`, after which it switches itself off.
