@@ -226,6 +226,8 @@ pub enum Suite {
     El2,
     /// Whole guests, and the command's answers to bad input
     Linux,
+    /// More vCPUs than CPUs, several guests at once, their ends and resets
+    Vm,
     /// Our programs on the KVM of a Linux at EL2, in QEMU; in full, also the cost of that KVM
     Kvm,
     /// The strength of the tests: mutants, the model checker, large random runs. About an hour in full. No QEMU

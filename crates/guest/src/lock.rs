@@ -53,6 +53,7 @@ pub fn run(tree: Fdt<'_>, count: u64, kind: Kind) -> Result<(), Failure> {
     COUNT.store(count, Ordering::Relaxed);
     KIND.store(kind as u64, Ordering::Relaxed);
     let (affinities, others) = vcpus::others(tree);
+    VCPUS.store(others as u64 + 1, Ordering::Relaxed);
     READY.store(others as u64 + 1, Ordering::Release);
     for (index, affinity) in affinities[..others].iter().enumerate() {
         vcpus::prepare(index, worker);
@@ -86,6 +87,7 @@ const ROUND: u64 = 5;
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 static KIND: AtomicU64 = AtomicU64::new(0);
+static VCPUS: AtomicU64 = AtomicU64::new(0);
 /// vCPUs that have not arrived.
 static READY: AtomicU64 = AtomicU64::new(0);
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -126,6 +128,7 @@ fn work(vcpu: u64) {
             kind if kind == Kind::Ticket as u64 => {
                 let ticket = NEXT.fetch_add(1, Ordering::Relaxed);
                 waited += wait_while(&CALLED, |called| called == ticket, wait_for_event);
+                all_wait(ticket);
                 held(vcpu);
                 CALLED.store(ticket + 1, Ordering::Release);
                 send_event();
@@ -134,6 +137,7 @@ fn work(vcpu: u64) {
                 let ticket = NEXT.fetch_add(1, Ordering::Relaxed);
                 WAITING[ticket as usize % WAITING.len()].store(ticket << 8 | vcpu, Ordering::SeqCst);
                 waited += wait_while(&CALLED, |called| called == ticket, wait_for_interrupt);
+                all_wait(ticket);
                 held(vcpu);
                 CALLED.store(ticket + 1, Ordering::SeqCst);
                 let next = WAITING[(ticket + 1) as usize % WAITING.len()].load(Ordering::SeqCst);
@@ -145,6 +149,13 @@ fn work(vcpu: u64) {
         empty_loop(APART);
     }
     WAITED.fetch_add(waited, Ordering::AcqRel);
+}
+
+/// The first vCPU that has the lock keeps it until each one has a ticket. From then on all of them contend.
+fn all_wait(ticket: u64) {
+    while ticket == 0 && NEXT.load(Ordering::Relaxed) < VCPUS.load(Ordering::Relaxed) {
+        core::hint::spin_loop();
+    }
 }
 
 /// What a vCPU does while it has the lock.

@@ -17,6 +17,7 @@ mod proof;
 mod replay;
 mod slowest;
 mod tap;
+mod vm;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -31,7 +32,7 @@ use harness::{Depth, Tally};
 pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<ExitCode> {
     let suites: Vec<_> = match options.suite {
         Some(suite) => vec![suite],
-        None => vec![Suite::Host, Suite::El2, Suite::Linux, Suite::Kvm, Suite::Proof],
+        None => vec![Suite::Host, Suite::El2, Suite::Linux, Suite::Vm, Suite::Kvm, Suite::Proof],
     };
     let depth = if options.soak || options.suite.is_some() { Depth::Full } else { Depth::Quick };
     let mut tally = Tally::default();
@@ -83,6 +84,7 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
         Suite::Host => host::run(workspace, depth, options),
         Suite::El2 => el2::run(workspace, depth, options),
         Suite::Linux => linux::run(workspace, depth, options),
+        Suite::Vm => vm::run(workspace, depth, options),
         Suite::Kvm => kvm::run(workspace, depth, options),
         Suite::Proof => proof::run(workspace, depth, options),
     }

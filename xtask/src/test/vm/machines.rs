@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The guests of the suite, and how they are booted.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use twofold_launch::guest::WEIGHT_DEFAULT;
+use twofold_launch::{GuestSettings, Outcome, Pages, Qemu, machine};
+use twofold_workload::policies::Policies;
+use twofold_workspace::boot::{Boot, Image};
+use twofold_workspace::guest::{self, Wanted};
+use twofold_workspace::{Workspace, build, install};
+
+/// What the tests of the suite share.
+pub struct Machines {
+    workspace: Workspace,
+    qemu: Qemu,
+    /// Debian's kernel and our initrd, or why they are not there.
+    linux: Result<(PathBuf, PathBuf), String>,
+}
+
+/// How a machine is booted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// Two CPUs, as fast as they are.
+    Real,
+    /// One CPU, on which the same happens in each run.
+    Counted,
+}
+
+impl Machines {
+    /// Fetches Linux, unless the tests are only listed.
+    pub fn new(workspace: &Workspace, lists: bool) -> anyhow::Result<Self> {
+        let linux = match lists {
+            true => Err("it is not fetched for a list".to_owned()),
+            false => linux(workspace).map_err(|error| format!("{error:#}")),
+        };
+        Ok(Self { workspace: workspace.clone(), qemu: install::qemu()?, linux })
+    }
+
+    /// The bare-metal guest with this program.
+    pub fn bare(&self, name: &str, cpus: u32, program: &str) -> GuestSettings {
+        GuestSettings {
+            name: name.to_owned(),
+            weight: WEIGHT_DEFAULT,
+            kernel: self.workspace.image(build::GUEST.name),
+            initrd: None,
+            command_line: program.to_owned(),
+            memory: 64 << 20,
+            cpus,
+            pages: Pages::Auto,
+            flags: 0,
+            test: None,
+            policies: Policies::default(),
+        }
+    }
+
+    /// Debian's Linux, which loads each vCPU with this number of rounds, and then checks itself.
+    pub fn linux(&self, name: &str, cpus: u32, rounds: u32) -> anyhow::Result<GuestSettings> {
+        let (kernel, initrd) = self.linux.clone().map_err(anyhow::Error::msg).context("Debian's kernel is missing")?;
+        let command_line = format!("console=ttyAMA0 panic=-1 loglevel=5 twofold.stress={rounds} twofold.check");
+        let bare = self.bare(name, cpus, &command_line);
+        Ok(GuestSettings { kernel, initrd: Some(initrd), memory: 256 << 20, ..bare })
+    }
+
+    /// Boots guests that have to pass their own checks and then power off.
+    pub fn checked(&self, guests: Vec<GuestSettings>, clock: Clock) -> anyhow::Result<Outcome> {
+        self.boot(guests, clock, true)
+    }
+
+    /// Boots guests, of which the last has to power off.
+    pub fn ended(&self, guests: Vec<GuestSettings>, clock: Clock) -> anyhow::Result<Outcome> {
+        self.boot(guests, clock, false)
+    }
+
+    fn boot(&self, guests: Vec<GuestSettings>, clock: Clock, checked: bool) -> anyhow::Result<Outcome> {
+        let boot = Boot {
+            label: "vm",
+            guests,
+            cpu: machine::CPU_DEFAULT,
+            host_cpus: Some(2),
+            deterministic: clock == Clock::Counted,
+            checked,
+            // Against hangs.
+            timeout: Some(Duration::from_secs(900)),
+            terminal: false,
+            image: Image::Plain,
+        };
+        boot.run(&self.workspace, &self.qemu)
+    }
+}
+
+fn linux(workspace: &Workspace) -> anyhow::Result<(PathBuf, PathBuf)> {
+    let selected = guest::select(workspace, &Wanted::linux())?;
+    Ok((selected.kernel, selected.initrd.context("Linux without an initrd")?))
+}
+
+/// The lines that the hypervisor wrote on the ends of guests, in their order.
+pub fn ends(outcome: &Outcome) -> Vec<&str> {
+    let ends = |line: &&String| [": reset", ": power-off"].iter().any(|end| line.ends_with(end));
+    outcome.control.log.iter().filter(ends).map(String::as_str).collect()
+}
+
+/// The number between these words, in the one line of the console that has them.
+pub fn figure(outcome: &Outcome, before: &str, after: &str) -> anyhow::Result<u64> {
+    let console = outcome.console.tail(usize::MAX);
+    let mut numbers = console.iter().filter_map(|line| line.split_once(before)?.1.strip_suffix(after));
+    let number = numbers.next().with_context(|| format!("no line `{before}N{after}`:\n{}", console.join("\n")))?;
+    ensure!(numbers.next().is_none(), "two lines `{before}N{after}`:\n{}", console.join("\n"));
+    number.parse().with_context(|| format!("`{before}{number}{after}`"))
+}

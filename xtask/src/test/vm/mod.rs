@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `vm`: virtual machines with more vCPUs than CPUs, several of them at once, and their ends and resets.
+//!
+//! | file | contents |
+//! |---|---|
+//! | [`machines`] | what guests are made of, and how they are booted |
+//! | [`linux`] | Debian's kernel under load, alone and in pairs |
+//! | [`resets`] | guests that reset themselves, power off or fail beside another one |
+//! | [`shares`] | what the scheduler gives to guests, and to vCPUs that contend for a lock |
+//!
+//! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
+
+mod linux;
+mod machines;
+mod resets;
+mod shares;
+
+use std::sync::Arc;
+
+use libtest_mimic::Failed;
+use twofold_workspace::{Workspace, build, install};
+
+use super::harness::{self, Depth, Tally, harness};
+use crate::arguments::TestOptions;
+use machines::Machines;
+
+/// Runs the suite.
+pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
+    if !options.list {
+        install::target(install::TARGET)?;
+        build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
+    }
+    let machines = Arc::new(Machines::new(workspace, options.list)?);
+    let trials = TESTS
+        .iter()
+        .filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick)
+        .map(|(name, _, test)| {
+            let machines = Arc::clone(&machines);
+            harness::trial(name, move || test(&machines).map_err(|error| Failed::from(format!("{error:#}"))))
+        })
+        .collect();
+    // Most of the machines have two CPUs.
+    harness(trials, 1, options)
+}
+
+type Test = fn(&Machines) -> anyhow::Result<()>;
+
+const TESTS: &[(&str, Depth, Test)] = &[
+    ("linux_with_1_vcpu_on_2_cpus", Depth::Full, |machines| linux::loaded(machines, &[1], 10)),
+    ("linux_with_2_vcpus_on_2_cpus", Depth::Full, |machines| linux::loaded(machines, &[2], 10)),
+    ("linux_with_4_vcpus_on_2_cpus", Depth::Quick, |machines| linux::loaded(machines, &[4], 1)),
+    ("linux_with_4_vcpus_on_2_cpus_for_long", Depth::Full, |machines| linux::loaded(machines, &[4], 10)),
+    ("two_linux_guests_with_2_vcpus_each", Depth::Full, |machines| linux::loaded(machines, &[2, 2], 5)),
+    ("two_linux_guests_with_4_vcpus_each", Depth::Full, |machines| linux::loaded(machines, &[4, 4], 5)),
+    ("reset_and_power_off_are_not_noticed", Depth::Quick, resets::not_noticed),
+    ("reset_and_power_off_are_not_noticed_by_linux", Depth::Full, resets::not_noticed_by_linux),
+    ("power_off_is_not_noticed_on_two_cpus", Depth::Quick, resets::power_off),
+    ("failure_is_not_noticed", Depth::Quick, resets::failure),
+    ("warm_resets_while_all_vcpus_spin", Depth::Quick, |machines| resets::warm(machines, 10)),
+    ("a_hundred_warm_resets_while_all_vcpus_spin", Depth::Full, |machines| resets::warm(machines, 100)),
+    ("cold_resets_in_a_row", Depth::Quick, |machines| resets::cold(machines, 10)),
+    ("a_hundred_cold_resets_in_a_row", Depth::Full, |machines| resets::cold(machines, 100)),
+    ("resets_of_two_guests_at_once", Depth::Full, |machines| resets::two_at_once(machines, 100)),
+    ("guests_get_their_shares", Depth::Quick, shares::weights),
+    ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
+    ("a_lock_is_never_lost", Depth::Full, shares::spin_lock),
+];
