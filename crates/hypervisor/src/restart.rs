@@ -97,8 +97,8 @@ impl Restart {
     fn piece(&self, vm: &Vm, step: Step, done: u64) -> Result<Option<u64>, Error> {
         let Images { config, layout: _, device_tree } = &self.images;
         match step {
-            // R1: a vCPU that leaves its CPU finds that the guest has stopped.
-            Step::StopVcpus if vm.devices().gic.any_loaded() => return Ok(Some(0)),
+            // R1: a vCPU that leaves its CPU finds that the guest has stopped, and so does one whose turn begins later.
+            Step::StopVcpus if vm.has_turns() => return Ok(Some(0)),
             // R2: the devices do nothing by themselves.
             Step::StopVcpus | Step::StopDevices => {}
             Step::DiscardRam => return vm.clear_ram(done, HUGE_PAGE),

@@ -325,6 +325,12 @@ impl Vm {
         Ok(Some(most))
     }
 
+    /// Whether a vCPU is in its turn on a CPU. Its lock is free only between two turns, and a turn that begins after this
+    /// looked sees that the guest has stopped.
+    pub(crate) fn has_turns(&self) -> bool {
+        self.vcpus.iter().any(|vcpu| vcpu.state.try_lock().is_none())
+    }
+
     /// R7: all vCPUs are off, and the first one begins.
     pub(crate) fn begin_again(&self) {
         for vcpu in &self.vcpus {

@@ -155,19 +155,15 @@ impl GuestGic {
         self.model.lock().reset()
     }
 
-    /// Makes the CPUs that have a vCPU loaded leave the guest.
+    /// Makes the CPUs that have a vCPU loaded leave the guest. A CPU that loads one later sees what the caller wrote
+    /// before.
     pub fn kick_all(&self) {
+        let _model = self.model.lock();
         for place in &self.vcpus {
             if let Some(cpu) = place.loaded() {
                 schedule::interrupt(cpu);
             }
         }
-    }
-
-    /// Whether a CPU has a vCPU loaded.
-    pub fn any_loaded(&self) -> bool {
-        let _model = self.model.lock();
-        self.vcpus.iter().any(|place| place.loaded().is_some())
     }
 
     /// An access of `vcpu`, which runs on this CPU. Returns `None` if a load has to be tried again.

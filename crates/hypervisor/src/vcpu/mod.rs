@@ -145,7 +145,8 @@ pub(crate) fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mu
     }
     cpu.until = until;
     let mut loaded = Loaded::new(vm, index, cpu, running, own, &slot.stats);
-    let leave = loaded.run();
+    // A guest that ended since `can_run` looked may not have seen this vCPU loaded, and so interrupts no CPU for it.
+    let leave = if vm.has_stopped() { Leave::Stop } else { loaded.run() };
     loaded.put();
     let lines = own.timers.lines(registers, offset);
     let is_signalled = vm.devices().gic.unload(index, lines, leave == Leave::Wait);

@@ -25,6 +25,8 @@ pub struct Machines {
 pub enum Clock {
     /// Two CPUs, as fast as they are.
     Real,
+    /// Four CPUs, as fast as they are.
+    RealOnFour,
     /// One CPU, on which the same happens in each run.
     Counted,
 }
@@ -79,7 +81,7 @@ impl Machines {
             label: "vm",
             guests,
             cpu: machine::CPU_DEFAULT,
-            host_cpus: Some(2),
+            host_cpus: Some(if clock == Clock::RealOnFour { 4 } else { 2 }),
             deterministic: clock == Clock::Counted,
             checked,
             // Against hangs.

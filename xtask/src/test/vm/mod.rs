@@ -22,7 +22,7 @@ use twofold_workspace::{Workspace, build, install};
 
 use super::harness::{self, Depth, Tally, harness};
 use crate::arguments::TestOptions;
-use machines::Machines;
+use machines::{Clock, Machines};
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
@@ -56,8 +56,11 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("reset_and_power_off_are_not_noticed_by_linux", Depth::Full, resets::not_noticed_by_linux),
     ("power_off_is_not_noticed_on_two_cpus", Depth::Quick, resets::power_off),
     ("failure_is_not_noticed", Depth::Quick, resets::failure),
-    ("warm_resets_while_all_vcpus_spin", Depth::Quick, |machines| resets::warm(machines, 10)),
-    ("a_hundred_warm_resets_while_all_vcpus_spin", Depth::Full, |machines| resets::warm(machines, 100)),
+    ("warm_resets_while_all_vcpus_spin", Depth::Quick, |machines| resets::warm(machines, 10, Clock::Real)),
+    ("a_hundred_warm_resets_while_all_vcpus_spin", Depth::Full, |machines| resets::warm(machines, 100, Clock::Real)),
+    ("a_hundred_warm_resets_with_a_cpu_for_each_vcpu", Depth::Full, |machines| {
+        resets::warm(machines, 100, Clock::RealOnFour)
+    }),
     ("cold_resets_in_a_row", Depth::Quick, |machines| resets::cold(machines, 10)),
     ("a_hundred_cold_resets_in_a_row", Depth::Full, |machines| resets::cold(machines, 100)),
     ("resets_of_two_guests_at_once", Depth::Full, |machines| resets::two_at_once(machines, 100)),

@@ -31,7 +31,6 @@ pub fn not_noticed_by_linux(machines: &Machines) -> anyhow::Result<()> {
 
 /// A guest powers off while its other vCPUs spin. The other guest has the CPUs from then on.
 pub fn power_off(machines: &Machines) -> anyhow::Result<()> {
-    // At the hundredth reset at the latest: of a count of 1 there is one, and then the power-off.
     let guests = vec![machines.bare("one", 4, "warm=1"), machines.bare("two", 1, "check")];
     let outcome = machines.checked(restarting(guests), Clock::Real)?;
     resets(&outcome, RESET, 1)
@@ -49,10 +48,10 @@ pub fn failure(machines: &Machines) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest of four vCPUs on two CPUs makes warm resets while all of them spin.
-pub fn warm(machines: &Machines, count: usize) -> anyhow::Result<()> {
+/// A guest of four vCPUs makes warm resets, while all of them spin or are about to.
+pub fn warm(machines: &Machines, count: usize, clock: Clock) -> anyhow::Result<()> {
     let guests = vec![machines.bare("one", 4, &format!("warm={count}"))];
-    let outcome = machines.checked(restarting(guests), Clock::Real)?;
+    let outcome = machines.checked(restarting(guests), clock)?;
     resets(&outcome, "guest: reset", count)
 }
 
