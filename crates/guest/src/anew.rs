@@ -50,7 +50,7 @@ pub fn run(tree: Fdt<'_>, memory: &Memory, milliseconds: u64) -> Result<(), Fail
     let is_kept = unsafe { memory::read(probe) } == canary(probe);
     match (vcpus::counter() < moment, is_kept) {
         (true, _) => first(tree, memory, moment),
-        (false, true) => second(tree, memory),
+        (false, true) => second(tree, memory, probe),
         (false, false) => third(tree, memory),
     }
 }
@@ -70,11 +70,14 @@ fn first(tree: Fdt<'_>, memory: &Memory, moment: u64) -> Result<(), Failure> {
     Err(Failure::Refused(psci::warm_reset()))
 }
 
-fn second(tree: Fdt<'_>, memory: &Memory) -> Result<(), Failure> {
+fn second(tree: Fdt<'_>, memory: &Memory, probe: u64) -> Result<(), Failure> {
     println!("anew: boot 2");
     check_vcpus(2, tree)?;
     check_devices(2)?;
     check_words(2, memory, canary)?;
+    // If RAM is kept once more, boot 3 has to find that.
+    // SAFETY: a word of free RAM.
+    unsafe { memory::write(probe, !canary(probe)) };
     change_devices();
     spin_all(tree)?;
     psci::reset()
