@@ -34,7 +34,7 @@ pub enum Failure {
 pub fn run(tree: Fdt<'_>, count: u64, seed: u64) -> Result<(), Failure> {
     let affinities = vcpus::workers(tree)?;
     println!("hypercalls: {count} by each vCPU, seed {seed}");
-    println!("hypercalls: skips SYSTEM_OFF and SYSTEM_RESET: they end the machine");
+    println!("hypercalls: skips SYSTEM_OFF, SYSTEM_RESET and SYSTEM_RESET2: they end the machine");
     for (index, affinity) in affinities.into_iter().enumerate() {
         AFFINITIES[index].store(affinity, Ordering::Relaxed);
         WORK[index].count.store(count, Ordering::Relaxed);
@@ -206,6 +206,10 @@ impl Call {
                 }
             }
         }
+        // A standby state would last for ever: no interrupt comes. The others are refused.
+        if [psci::CPU_SUSPEND_32, psci::CPU_SUSPEND_64].contains(&(function as u32)) {
+            arguments[1] |= 1;
+        }
         Self { instruction, arguments }
     }
 }
@@ -242,7 +246,8 @@ fn function(random: &mut Random) -> u64 {
         _ => random.one_of(&RANGES) + random.next() % 0x1_0000,
     };
     // The upper half of the register does not matter.
-    let ends = [psci::SYSTEM_OFF, psci::SYSTEM_RESET].contains(&(function as u32));
+    let ends = [psci::SYSTEM_OFF, psci::SYSTEM_RESET, psci::SYSTEM_RESET2_32, psci::SYSTEM_RESET2_64];
+    let ends = ends.contains(&(function as u32));
     if ends { psci::VERSION.into() } else { function }
 }
 

@@ -21,8 +21,14 @@ const AFFINITY_INFO: u32 = 0xc400_0004;
 pub const SYSTEM_OFF: u32 = 0x8400_0008;
 /// The function id of `SYSTEM_RESET`.
 pub const SYSTEM_RESET: u32 = 0x8400_0009;
+/// The function id of `CPU_SUSPEND` with 32-bit arguments.
+pub const CPU_SUSPEND_32: u32 = 0x8400_0001;
+/// The function id of `CPU_SUSPEND` with 64-bit arguments.
+pub const CPU_SUSPEND_64: u32 = 0xc400_0001;
+/// The function id of `SYSTEM_RESET2` with 32-bit arguments.
+pub const SYSTEM_RESET2_32: u32 = 0x8400_0012;
 /// The function id of `SYSTEM_RESET2` with 64-bit arguments.
-const SYSTEM_RESET2: u32 = 0xc400_0012;
+pub const SYSTEM_RESET2_64: u32 = 0xc400_0012;
 
 /// Ends the program with success.
 pub fn power_off() -> ! {
@@ -41,7 +47,7 @@ pub fn reset() -> ! {
 pub fn warm_reset() -> i64 {
     const WARM: u64 = 0;
     uart::drain();
-    call_with(SYSTEM_RESET2, [WARM, 0, 0])
+    call_with(SYSTEM_RESET2_64, [WARM, 0, 0])
 }
 
 /// Sleeps until another vCPU ends the machine.

@@ -4,7 +4,7 @@
 //!
 //! A stretch with interrupts masked begins at an exit from the guest. It ends at the entry into the guest, which takes a
 //! pending interrupt at once, or where long work asks whether one is pending ([`interrupt_is_pending`]) and would stop
-//! for it. [`Meter`](crate::stats::Meter) finds the longest one of each kind of exit. The work before the guest's first
+//! for it. `stats::Meter` finds the longest one of each kind of exit. The work before the guest's first
 //! entry does not count: no guest waits for it.
 //!
 //! Invariant: each CPU has its own [`Looks`], and is the only one that uses it.

@@ -6,7 +6,7 @@
 //! they trap (CNTHCTL_EL2), and this module emulates them with EL2's timer.
 //!
 //! Invariant: while a CPU runs a vCPU or waits, its EL2 timer is on if and only if something is yet to come there: the end
-//! of the slice, the vCPU's emulated timer, or a [deadline](crate::schedule::deadlines).
+//! of the slice, the vCPU's emulated timer, or a deadline (`schedule::deadlines`).
 
 use crate::registers::access::Access;
 use crate::{read_sysreg, write_sysreg};

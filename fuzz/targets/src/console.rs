@@ -80,7 +80,7 @@ fn figures(json: &Value) -> usize {
 fn check(console: &Console, shown: &str) {
     let failed = shown.lines().any(|line| line.trim().starts_with(CHECK_FAILED));
     let ok = shown.lines().any(|line| line.trim() == CHECK_OK);
-    match &console.check {
+    match console.check() {
         Check::Failed(line) => assert!(failed && line.starts_with(CHECK_FAILED)),
         Check::Ok => assert!(ok && !failed),
         Check::Missing => assert!(!ok && !failed),
@@ -92,7 +92,7 @@ fn check(console: &Console, shown: &str) {
 
 fn verdict(outcome: Outcome, checked: bool) {
     let verdict = Verdict::new(&outcome, checked);
-    let passed = !checked || outcome.console.check == Check::Ok;
+    let passed = !checked || outcome.console.check() == Check::Ok;
     let once = outcome.control.repeated.is_empty();
     let ended = outcome.control.end.is_some() && outcome.control.exit.is_some();
     let good = outcome.status == Some(exit::POWER_OFF) && ended && once && passed;

@@ -45,7 +45,7 @@ pub(crate) fn run(redistributor: OwnRedistributor, sources: Sources, counts: boo
     let counter = if counts { unsafe { Counter::start() } } else { None };
     // SAFETY: as above; guests run on this CPU by this value only.
     let mut switch = unsafe { Switch::new(number) };
-    let deadlines = Deadlines::new(schedule::entities());
+    let deadlines = schedule::deadlines(number).expect("a CPU begins its loop once");
     let meter = Meter::new(counter);
     let mut next = schedule::pick(number);
     let mut cpu = ThisCpu { number, meter, redistributor, deadlines, until: NEVER, next, sources, last: ptr::null() };

@@ -26,6 +26,7 @@ use spin::{Mutex, Once};
 pub use twofold_vmm::scheduler::Decision;
 use twofold_vmm::scheduler::{EntityId, Kicks, Scheduler};
 
+use self::deadlines::Deadlines;
 use crate::gic::physical;
 use crate::timer;
 use crate::vm::Vm;
@@ -53,6 +54,9 @@ struct Schedule {
 
 struct Cpu {
     mpidr: u64,
+    /// Taken by the CPU when it begins its loop. They are made before the guests run, so that EL2's heap does not grow
+    /// later.
+    deadlines: Mutex<Option<Deadlines>>,
     /// It has to choose anew.
     is_due: AtomicBool,
 }
@@ -61,11 +65,18 @@ static SCHEDULE: Once<Schedule> = Once::new();
 
 /// Begins: from now on CPUs with these affinities choose among `entities`, which are in the order of their numbers.
 pub fn begin(scheduler: Scheduler, entities: Vec<Entity>, cpus: &[u64]) {
-    SCHEDULE.call_once(|| Schedule {
-        scheduler: Mutex::new(scheduler),
-        entities,
-        cpus: cpus.iter().map(|mpidr| Cpu { mpidr: *mpidr, is_due: AtomicBool::new(false) }).collect(),
-    });
+    let cpu = |mpidr: &u64| Cpu {
+        mpidr: *mpidr,
+        deadlines: Mutex::new(Some(Deadlines::new(&entities))),
+        is_due: AtomicBool::new(false),
+    };
+    let cpus = cpus.iter().map(cpu).collect();
+    SCHEDULE.call_once(|| Schedule { scheduler: Mutex::new(scheduler), entities, cpus });
+}
+
+/// The deadlines of a CPU, once.
+pub(crate) fn deadlines(cpu: usize) -> Option<Deadlines> {
+    SCHEDULE.get()?.cpus.get(cpu)?.deadlines.lock().take()
 }
 
 /// W: the entity can run.

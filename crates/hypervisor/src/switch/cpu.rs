@@ -13,7 +13,7 @@
 //! - L3. The registers of EL1 and EL0, with SCTLR_EL1 after the other registers of stage 1; the timers' compare values;
 //!   ICC_SRE_EL1. ISB.
 //! - L4. The timers' controls: only now can a timer fire, with its own compare value and offset. The virtual interface is
-//!   the next step of the caller's ([`GuestGic::load`](crate::gic::guest::GuestGic::load)).
+//!   the next step of the caller's (`GuestGic::load`).
 //! - L5. The debug registers that have an effect (see [`debug`]). Nothing can be stepped at EL2.
 //! - L6. CPTR_EL2.TFP traps FP and SIMD until their first use. The ERET of `world::enter` synchronises the rest.
 //!
