@@ -17,7 +17,7 @@
 //! | [`vm`] | the virtual machine: the state that its vCPUs share, and its end |
 //! | [`schedule`] | which vCPU or task runs on which CPU: the scheduler's lock, and the loop of a CPU |
 //! | [`vcpu`] | a vCPU's turn: enter, exit, answer, enter again |
-//! | [`restart`] | a guest that begins anew after a reset |
+//! | [`restart`], [`tasks`] | a guest that begins anew after a reset; the hypervisor's own tasks |
 //! | [`inject`] | exceptions that EL2 raises in the guest |
 //! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
 //! | [`emulation`], [`mmio`] | the guest's devices, and its accesses to them |
@@ -95,6 +95,7 @@ pub mod stats;
 pub mod survey;
 pub mod switch;
 pub mod sysreg;
+pub mod tasks;
 pub mod timer;
 pub mod translate;
 pub mod vcpu;

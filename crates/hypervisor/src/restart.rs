@@ -14,7 +14,7 @@ use twofold_vmm::config::Config;
 use twofold_vmm::load::Layout;
 use twofold_vmm::restart::{self, Image, Step, Why};
 
-use crate::vm::Vm;
+use crate::schedule::cpu::Progress;
 
 /// What a guest begins with.
 pub struct Images {
@@ -41,13 +41,20 @@ struct Running {
     done: u64,
 }
 
-/// Whether a restart goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    /// There is more to do.
-    More,
-    /// The guest runs again, or no restart had begun.
-    Finished,
+/// What a restart does to the guest.
+pub(crate) trait Guest {
+    /// Whether a vCPU is in its turn on a CPU.
+    fn has_turns(&self) -> bool;
+    /// Makes up to `most` bytes of RAM from this offset on read as zero. Returns how many; `None`: there are no more.
+    fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error>;
+    /// Writes to RAM.
+    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<(), Error>;
+    /// All devices are as after a reset.
+    fn reset_devices(&self);
+    /// No CPU has a translation of the guest's.
+    fn invalidate(&self);
+    /// All vCPUs are off, and the first one begins.
+    fn begin_again(&self);
 }
 
 /// Bytes that one piece copies: about 15,000 instructions, with the zeroing of pages around them.
@@ -75,7 +82,7 @@ impl Restart {
     /// # Errors
     ///
     /// RAM cannot be written. The restart has ended.
-    pub(crate) fn work(&self, vm: &Vm) -> Result<Progress, Error> {
+    pub(crate) fn work(&self, vm: &impl Guest) -> Result<Progress, Error> {
         let mut guard = self.running.lock();
         let Some(running) = &mut *guard else { return Ok(Progress::Finished) };
         let Some(step) = running.steps.get(running.next).copied() else {
@@ -94,7 +101,7 @@ impl Restart {
     }
 
     /// Does a piece of a step of which `done` bytes are done. Returns how many bytes that is; `None`: the step is done.
-    fn piece(&self, vm: &Vm, step: Step, done: u64) -> Result<Option<u64>, Error> {
+    fn piece(&self, vm: &impl Guest, step: Step, done: u64) -> Result<Option<u64>, Error> {
         let Images { config, layout: _, device_tree } = &self.images;
         match step {
             // R1: a vCPU that leaves its CPU finds that the guest has stopped, and so does one whose turn begins later.
@@ -110,17 +117,17 @@ impl Restart {
                 };
                 return copy(vm, content, at, done);
             }
-            Step::ResetDevices => vm.devices().reset(),
-            Step::Invalidate => vm.memory().stage2().invalidate_all(),
+            Step::ResetDevices => vm.reset_devices(),
+            Step::Invalidate => vm.invalidate(),
             Step::WakeFirstVcpu => vm.begin_again(),
         }
         Ok(None)
     }
 }
 
-fn copy(vm: &Vm, content: &[u8], at: Ipa, done: u64) -> Result<Option<u64>, Error> {
+fn copy(vm: &impl Guest, content: &[u8], at: Ipa, done: u64) -> Result<Option<u64>, Error> {
     let Some(rest) = content.get(done as usize..).filter(|rest| !rest.is_empty()) else { return Ok(None) };
     let piece = &rest[..rest.len().min(PIECE)];
-    vm.memory().write(at + done, piece)?;
+    vm.write(at + done, piece)?;
     Ok(Some(piece.len() as u64))
 }

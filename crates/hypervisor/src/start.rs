@@ -3,6 +3,7 @@
 //!
 //! Invariant: either everything that the guest needs exists before its first instruction, or the guest is not started.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use spin::Once;
@@ -30,8 +31,11 @@ use crate::memory::Taken;
 use crate::platform::Counted;
 use crate::registers::Cpu;
 use crate::restart::Images;
-use crate::schedule::{self, Entity};
+use crate::schedule;
+use crate::schedule::cpu::Entity;
 use crate::survey::{self, SurveyError};
+use crate::tasks::RestartTask;
+use crate::vcpu::Runnable;
 use crate::vm::{self, Parts, Vm};
 use crate::{control, cpus, error, heap, log, panic, power, println, read_sysreg, serial, shutdown};
 
@@ -57,10 +61,15 @@ fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
     let guests = vm::install(made.guests);
     panic::set_last_exits(vm::write_last_exits);
     // In the order in which `Maker::guest` has added them.
-    let of =
-        |vm: &'static Vm| (0..vm.vcpus.len()).map(move |index| Entity::Vcpu(vm, index)).chain([Entity::Restart(vm)]);
-    let entities = guests.iter().flat_map(of);
-    schedule::begin(made.scheduler, entities.collect(), &board.cpus[..made.cpus]);
+    let mut entities: Vec<&'static dyn Entity> = Vec::new();
+    for vm in guests {
+        for index in 0..vm.vcpus.len() {
+            entities.push(Box::leak(Box::new(Runnable { vm, index })));
+        }
+        entities.push(Box::leak(Box::new(RestartTask(vm))));
+    }
+    schedule::cpu::install(entities, made.cpus);
+    schedule::begin(made.scheduler, &board.cpus[..made.cpus]);
     for vm in guests {
         schedule::wake(vm.vcpus[0].entity);
     }
@@ -76,7 +85,7 @@ static BOARD: Once<&'static Board> = Once::new();
 
 /// Runs guests on this CPU.
 fn run_guests() -> ! {
-    let (Some(board), Some(vm)) = (BOARD.get(), vm::first()) else { power::park() };
+    let (Some(board), Some(vm)) = (BOARD.get(), vm::all().first()) else { power::park() };
     let redistributor = vm::confine_this_cpu(board, vm.sources());
     schedule::cpu::run(redistributor, *vm.sources(), vm.counts_instructions())
 }

@@ -31,11 +31,12 @@ use crate::gic::physical::{self, OwnRedistributor};
 use crate::gic::sources::Sources;
 use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::registers::{self, Confinement};
-use crate::restart::{Images, Progress, Restart};
+use crate::restart::{self, Images, Restart};
+use crate::schedule::cpu::Progress;
 use crate::schedule::deadlines::Due;
 use crate::stats::{self, Figures, Stats};
 use crate::switch::{LastVcpu, Seat};
-use crate::vcpu::Vcpu;
+use crate::vcpu::state::Vcpu;
 use crate::{control, cpus, platform, power, schedule, shutdown, timer};
 
 /// The virtual machine.
@@ -125,11 +126,6 @@ pub fn install(guests: Vec<Vm>) -> &'static [Vm] {
 /// The guests; empty before [`install`].
 pub(crate) fn all() -> &'static [Vm] {
     GUESTS.get().map_or(&[], |(guests, _)| guests)
-}
-
-/// The guest that has the machine's UART.
-pub(crate) fn first() -> Option<&'static Vm> {
-    all().first()
 }
 
 /// Writes the last exits of each vCPU, for a panic report.
@@ -237,6 +233,16 @@ impl Vm {
         self.counter_offset
     }
 
+    /// The vCPU of this guest that the scheduler calls so.
+    pub(crate) fn vcpu_of(&self, entity: Option<EntityId>) -> Option<usize> {
+        self.vcpus.iter().position(|vcpu| Some(vcpu.entity) == entity)
+    }
+
+    /// What the scheduler calls the task that restarts the guest.
+    pub(crate) fn task(&self) -> EntityId {
+        self.task
+    }
+
     /// What vCPU `index` has at EL2.
     #[inline(always)]
     pub(crate) fn seat(&self, index: usize) -> Seat<'_> {
@@ -313,32 +319,6 @@ impl Vm {
             self.last_words(("error", exit::CANNOT_START));
             Progress::Finished
         })
-    }
-
-    /// Makes up to `most` bytes of RAM from this offset on read as zero. Returns how many; `None`: there are no more.
-    pub(crate) fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error> {
-        let start = Ipa::new(virt::RAM_BASE) + offset;
-        if offset >= self.restart.ram_size() {
-            return Ok(None);
-        }
-        self.memory.clear(self.ram, start..start + most)?;
-        Ok(Some(most))
-    }
-
-    /// Whether a vCPU is in its turn on a CPU. Its lock is free only between two turns, and a turn that begins after this
-    /// looked sees that the guest has stopped.
-    pub(crate) fn has_turns(&self) -> bool {
-        self.vcpus.iter().any(|vcpu| vcpu.state.try_lock().is_none())
-    }
-
-    /// R7: all vCPUs are off, and the first one begins.
-    pub(crate) fn begin_again(&self) {
-        for vcpu in &self.vcpus {
-            vcpu.state.lock().switch_off();
-        }
-        self.power.lock().restart();
-        self.end.give_back();
-        schedule::wake(self.vcpus[0].entity);
     }
 
     /// The guest has ended itself. Its vCPUs stop. If it was the last guest, this reports, and exits.
@@ -427,6 +407,44 @@ const AFFINITY: u64 = 0xff_00ff_ffff;
 const RES1: u64 = 1 << 31;
 /// HCR_EL2.TWI and TWE.
 const WAITS: u64 = 1 << 13 | 1 << 14;
+
+impl restart::Guest for Vm {
+    fn has_turns(&self) -> bool {
+        // A vCPU's lock is free only between two turns, and a turn that begins after this looked sees that the guest has
+        // stopped.
+        self.vcpus.iter().any(|vcpu| vcpu.state.try_lock().is_none())
+    }
+
+    fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error> {
+        let start = Ipa::new(virt::RAM_BASE) + offset;
+        if offset >= self.restart.ram_size() {
+            return Ok(None);
+        }
+        self.memory.clear(self.ram, start..start + most)?;
+        Ok(Some(most))
+    }
+
+    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
+        self.memory.write(at, bytes)
+    }
+
+    fn reset_devices(&self) {
+        self.devices.reset();
+    }
+
+    fn invalidate(&self) {
+        self.memory.stage2().invalidate_all();
+    }
+
+    fn begin_again(&self) {
+        for vcpu in &self.vcpus {
+            vcpu.state.lock().switch_off();
+        }
+        self.power.lock().restart();
+        self.end.give_back();
+        schedule::wake(self.vcpus[0].entity);
+    }
+}
 
 impl ObservedGuest for Vm {
     fn memory(&self) -> &GuestMemory<EnginePlatform> {

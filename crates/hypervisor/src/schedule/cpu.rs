@@ -4,22 +4,65 @@
 //! Every CPU runs this loop from the start of the guests to the end of the image. Interrupts are masked at EL2: one that
 //! comes meanwhile is an exit right after the next entry into a guest, or ends the wait.
 
+use alloc::vec::Vec;
 use core::arch::asm;
-use core::ptr;
+
+use spin::{Mutex, Once};
+use twofold_vmm::scheduler::{Decision, EntityId};
 
 use super::deadlines::{Deadlines, Due, NEVER};
-use super::{Decision, Entity};
 use crate::experiment::{ExitObserver, Observer};
 use crate::gic::interface;
 use crate::gic::physical::{self, OwnRedistributor};
 use crate::gic::sources::Sources;
 use crate::pmu::Counter;
-use crate::restart::Progress;
 use crate::schedule;
 use crate::stats::Meter;
 use crate::switch::Switch;
-use crate::vm::{self, Vm};
-use crate::{cpus, timer, vcpu};
+use crate::{cpus, timer};
+
+/// What a CPU runs: a vCPU, or a task of the hypervisor.
+pub(crate) trait Entity: Sync {
+    /// What the scheduler calls it.
+    fn id(&self) -> EntityId;
+
+    /// A turn on this CPU, by this decision. Returns what the CPU does next.
+    fn turn(&self, cpu: &mut ThisCpu, switch: &mut Switch, decision: Decision) -> Decision;
+
+    /// The time of its guest's alarm has come, perhaps. `here` is the vCPU that is loaded on this CPU, of whichever guest.
+    /// Returns the machine's time of the next alarm.
+    fn alarm_due(&self, _here: Option<EntityId>) -> u64 {
+        NEVER
+    }
+
+    /// The machine's UART has received something for its guest, or has room again. `here` as above.
+    fn serial_interrupt(&self, _here: Option<EntityId>) {}
+}
+
+/// Whether a task goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// There is more to do.
+    More,
+    /// There is nothing to do until it is woken again.
+    Finished,
+}
+
+/// What there is to run, in the order of the scheduler's numbers, and the deadlines of each CPU. The first entity's guest
+/// has the machine's UART.
+struct Entities {
+    all: Vec<&'static dyn Entity>,
+    /// Taken by the CPU when it begins its loop. They are made before the guests run, so that EL2's heap does not grow later.
+    deadlines: Vec<Mutex<Option<Deadlines>>>,
+}
+
+static ENTITIES: Once<Entities> = Once::new();
+
+/// Makes these the entities that `cpus` CPUs run.
+pub(crate) fn install(all: Vec<&'static dyn Entity>, cpus: usize) {
+    let deadlines = (0..cpus).map(|_| Mutex::new(Some(Deadlines::new(all.len())))).collect();
+    ENTITIES.call_once(|| Entities { all, deadlines });
+}
 
 /// What the calling CPU has for its loop.
 pub(crate) struct ThisCpu {
@@ -33,8 +76,9 @@ pub(crate) struct ThisCpu {
     /// What it does after a turn that was cut short.
     pub(crate) next: Decision,
     sources: Sources,
-    /// The guest whose tables were loaded last.
-    last: *const Vm,
+    entities: &'static [&'static dyn Entity],
+    /// VTTBR_EL2 of the tables that were loaded last.
+    last: u64,
 }
 
 /// Runs guests on this CPU, which has set itself up for them.
@@ -45,14 +89,14 @@ pub(crate) fn run(redistributor: OwnRedistributor, sources: Sources, counts: boo
     let counter = if counts { unsafe { Counter::start() } } else { None };
     // SAFETY: as above; guests run on this CPU by this value only.
     let mut switch = unsafe { Switch::new(number) };
-    let deadlines = schedule::deadlines(number).expect("a CPU begins its loop once");
+    let Entities { all: entities, deadlines } = ENTITIES.get().expect("`install` comes before");
+    let deadlines = deadlines.get(number).and_then(|own| own.lock().take()).expect("a CPU begins its loop once");
     let meter = Meter::new(counter);
     let mut next = schedule::pick(number);
-    let mut cpu = ThisCpu { number, meter, redistributor, deadlines, until: NEVER, next, sources, last: ptr::null() };
+    let mut cpu = ThisCpu { number, meter, redistributor, deadlines, until: NEVER, next, sources, entities, last: 0 };
     loop {
-        next = match next.run.and_then(|entity| schedule::entities().get(entity.index())) {
-            Some(Entity::Vcpu(vm, index)) => vcpu::turn(vm, *index, &mut cpu, &mut switch, next.until),
-            Some(Entity::Restart(vm)) => cpu.work(next, || vm.restart()),
+        next = match next.run.and_then(|entity| entities.get(entity.index())) {
+            Some(entity) => entity.turn(&mut cpu, &mut switch, next),
             None => cpu.wait(),
         };
     }
@@ -72,7 +116,7 @@ impl ThisCpu {
 
     /// A turn of a task of the hypervisor, which does its work in pieces. Between two of them this CPU takes its
     /// interrupts.
-    fn work(&mut self, decision: Decision, mut piece: impl FnMut() -> Progress) -> Decision {
+    pub(crate) fn work(&mut self, decision: Decision, mut piece: impl FnMut() -> Progress) -> Decision {
         let task = decision.run;
         self.until = decision.until;
         self.arm();
@@ -116,27 +160,24 @@ impl ThisCpu {
     }
 
     /// Wakes what was waiting for a time that has come. `here` is the vCPU that is loaded on this CPU, if one is.
-    pub(crate) fn deadlines_passed(&mut self, here: Option<(&'static Vm, usize)>) {
+    pub(crate) fn deadlines_passed(&mut self, here: Option<EntityId>) {
         let now = timer::machine_time();
         while let Some(due) = self.deadlines.take(now) {
             let (Due::Vcpu(index) | Due::Alarm(index)) = due;
-            let Some(Entity::Vcpu(vm, vcpu)) = schedule::entities().get(index) else { continue };
+            let Some(entity) = self.entities.get(index) else { continue };
             match due {
-                Due::Vcpu(_) => schedule::wake(vm.vcpus[*vcpu].entity),
-                Due::Alarm(_) => {
-                    vm.devices().alarm_due(of(here, vm));
-                    self.deadlines.set(due, vm.devices().alarm().unwrap_or(NEVER));
-                }
+                Due::Vcpu(_) => schedule::wake(entity.id()),
+                Due::Alarm(_) => self.deadlines.set(due, entity.alarm_due(here)),
             }
         }
     }
 
-    /// Handles an interrupt that belongs to no vCPU.
-    pub(crate) fn shared_interrupt(&mut self, intid: u32, here: Option<(&'static Vm, usize)>) {
+    /// Handles an interrupt that belongs to no vCPU. `here` as above.
+    pub(crate) fn shared_interrupt(&mut self, intid: u32, here: Option<EntityId>) {
         if intid == self.sources.uart
-            && let Some(vm) = vm::first()
+            && let Some(first) = self.entities.first()
         {
-            vm.devices().serial_interrupt(of(here, vm));
+            first.serial_interrupt(here);
         }
     }
 
@@ -145,16 +186,11 @@ impl ThisCpu {
         schedule::is_due(self.number) || (self.until != NEVER && timer::machine_time() >= self.until)
     }
 
-    /// The tables of this guest are about to be loaded.
-    pub(crate) fn tables_loaded(&mut self, vm: &'static Vm) {
-        if !ptr::eq(self.last, vm) {
-            self.last = vm;
-            Observer::tables_loaded(vm.memory().stage2().vttbr());
+    /// The tables with this VTTBR_EL2 are about to be loaded.
+    pub(crate) fn tables_loaded(&mut self, vttbr: u64) {
+        if self.last != vttbr {
+            self.last = vttbr;
+            Observer::tables_loaded(vttbr);
         }
     }
-}
-
-/// The vCPU of this guest that is loaded on this CPU.
-fn of(here: Option<(&'static Vm, usize)>, vm: &Vm) -> Option<usize> {
-    here.filter(|(loaded, _)| ptr::eq(*loaded, vm)).map(|(_, vcpu)| vcpu)
 }

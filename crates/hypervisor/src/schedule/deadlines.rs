@@ -9,8 +9,6 @@
 
 use alloc::vec::Vec;
 
-use super::Entity;
-
 /// What is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
@@ -31,10 +29,10 @@ pub struct Deadlines {
 pub const NEVER: u64 = u64::MAX;
 
 impl Deadlines {
-    /// No deadline, for these entities.
+    /// No deadline, for this number of entities.
     #[must_use]
-    pub fn new(entities: &[Entity]) -> Self {
-        Self { times: entities.iter().map(|_| [NEVER; 2]).collect(), first: NEVER }
+    pub fn new(entities: usize) -> Self {
+        Self { times: (0..entities).map(|_| [NEVER; 2]).collect(), first: NEVER }
     }
 
     /// The earliest of all; [`NEVER`] if there is none.

@@ -3,7 +3,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | [`cpu`] | the loop of a CPU: choose, run, wait |
+//! | this one | the lock, and how a CPU is made to choose anew |
+//! | [`cpu`] | the loop of a CPU: choose, run, wait; and what it runs |
 //! | [`deadlines`] | the times at which a CPU wakes blocked vCPUs |
 //!
 //! # Locking
@@ -26,57 +27,32 @@ use spin::{Mutex, Once};
 pub use twofold_vmm::scheduler::Decision;
 use twofold_vmm::scheduler::{EntityId, Kicks, Scheduler};
 
-use self::deadlines::Deadlines;
 use crate::gic::physical;
 use crate::timer;
-use crate::vm::Vm;
 
 pub mod cpu;
 pub mod deadlines;
-
-/// What the scheduler chooses from. It does not change once guests run.
-#[derive(Clone, Copy)]
-pub enum Entity {
-    /// A vCPU, by its number in its guest.
-    Vcpu(&'static Vm, usize),
-    /// The restart of a guest.
-    Restart(&'static Vm),
-}
 
 /// Milliseconds for which a vCPU may keep a CPU while another one waits.
 pub const SLICE: u64 = 4;
 
 struct Schedule {
     scheduler: Mutex<Scheduler>,
-    entities: Vec<Entity>,
     cpus: Vec<Cpu>,
 }
 
 struct Cpu {
     mpidr: u64,
-    /// Taken by the CPU when it begins its loop. They are made before the guests run, so that EL2's heap does not grow
-    /// later.
-    deadlines: Mutex<Option<Deadlines>>,
     /// It has to choose anew.
     is_due: AtomicBool,
 }
 
 static SCHEDULE: Once<Schedule> = Once::new();
 
-/// Begins: from now on CPUs with these affinities choose among `entities`, which are in the order of their numbers.
-pub fn begin(scheduler: Scheduler, entities: Vec<Entity>, cpus: &[u64]) {
-    let cpu = |mpidr: &u64| Cpu {
-        mpidr: *mpidr,
-        deadlines: Mutex::new(Some(Deadlines::new(&entities))),
-        is_due: AtomicBool::new(false),
-    };
-    let cpus = cpus.iter().map(cpu).collect();
-    SCHEDULE.call_once(|| Schedule { scheduler: Mutex::new(scheduler), entities, cpus });
-}
-
-/// The deadlines of a CPU, once.
-pub(crate) fn deadlines(cpu: usize) -> Option<Deadlines> {
-    SCHEDULE.get()?.cpus.get(cpu)?.deadlines.lock().take()
+/// Begins: from now on CPUs with these affinities choose among the scheduler's entities.
+pub fn begin(scheduler: Scheduler, cpus: &[u64]) {
+    let cpu = |mpidr: &u64| Cpu { mpidr: *mpidr, is_due: AtomicBool::new(false) };
+    SCHEDULE.call_once(|| Schedule { scheduler: Mutex::new(scheduler), cpus: cpus.iter().map(cpu).collect() });
 }
 
 /// W: the entity can run.
@@ -106,11 +82,6 @@ pub(crate) fn is_due(cpu: usize) -> bool {
         // The SGI that follows a note was taken after the note was made, so the load need not wait for anything.
         cpu.is_due.load(Ordering::Relaxed) && cpu.is_due.swap(false, Ordering::Relaxed)
     })
-}
-
-/// How many entities there are.
-pub(crate) fn entities() -> &'static [Entity] {
-    SCHEDULE.get().map_or(&[], |schedule| &schedule.entities)
 }
 
 /// What this CPU does next.

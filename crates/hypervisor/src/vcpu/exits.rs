@@ -15,7 +15,8 @@ use twofold_vmm::calls::Reply;
 use twofold_vmm::power;
 use twofold_vmm::restart::Why;
 
-use super::{Leave, Own, Power, calls};
+use super::calls;
+use super::state::{Leave, Own, Power};
 use crate::abort::{self, Located};
 use crate::emulation::Device;
 use crate::experiment::ExitObserver;
@@ -341,12 +342,12 @@ impl<'a> Loaded<'a> {
             return None;
         }
         if intid == sources.own_timer {
-            self.cpu.deadlines_passed(Some((self.vm, self.index)));
+            self.cpu.deadlines_passed(Some(self.vm.vcpus[self.index].entity));
             self.timer_changed();
         } else if intid == KICK || intid == sources.maintenance {
             devices.gic.synchronize(self.index);
         } else {
-            self.cpu.shared_interrupt(intid, Some((self.vm, self.index)));
+            self.cpu.shared_interrupt(intid, Some(self.vm.vcpus[self.index].entity));
         }
         physical::deactivate(intid);
         if self.vm.has_stopped() {

@@ -3,7 +3,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | this one | load, enter until there is a reason to leave, put away |
+//! | this one | a turn: load, enter until there is a reason to leave, put away |
+//! | [`state`] | a vCPU as data |
 //! | [`exits`] | the answer to each exit |
 //! | [`time`] | a vCPU's timers: their lines, and when they are due |
 //! | [`calls`] | what a call of the guest needs of the hypervisor |
@@ -29,14 +30,13 @@
 //! [`GuestGic::load`]: crate::gic::guest::GuestGic::load
 //! [`GuestGic::unload`]: crate::gic::guest::GuestGic::unload
 
-use twofold_vmm::scheduler::Decision;
+use twofold_vmm::scheduler::{Decision, EntityId};
 
 use self::exits::Loaded;
+use self::state::{Leave, Power, Vcpu};
 use self::time::Timers;
-use crate::experiment::{ExitObserver, Observer};
-use crate::gic::guest::Waiting;
 use crate::schedule;
-use crate::schedule::cpu::ThisCpu;
+use crate::schedule::cpu::{Entity, ThisCpu};
 use crate::schedule::deadlines::{Due, NEVER};
 use crate::stats::Purpose;
 use crate::switch::{State, Switch};
@@ -44,87 +44,44 @@ use crate::vm::Vm;
 
 mod calls;
 mod exits;
+pub mod state;
 mod time;
 
-/// A vCPU that no CPU has, or that is in its turn.
-pub struct Vcpu {
-    registers: State,
-    own: Own,
+/// A vCPU, for the loop of a CPU.
+pub(crate) struct Runnable {
+    /// Its virtual machine.
+    pub(crate) vm: &'static Vm,
+    /// Its number there.
+    pub(crate) index: usize,
 }
 
-/// What a vCPU has beside its registers.
-struct Own {
-    timers: Timers,
-    /// A read of the interrupt controller that waits for other CPUs.
-    waiting: Option<Waiting>,
-    observer: Observer,
-    power: Power,
-}
-
-/// The state of a vCPU, as far as its next turn depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Power {
-    /// Its registers have no meaning: it begins when it is switched on.
-    Off,
-    On,
-    /// It waits in CPU_SUSPEND.
-    Suspended,
-}
-
-/// Why a turn ends. It fits into a register, because each exit returns one or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leave {
-    /// The CPU does something else: [`ThisCpu::next`].
-    Preempted,
-    /// The vCPU waits for an interrupt.
-    Wait,
-    /// The vCPU is off, or its guest has stopped.
-    Stop,
-}
-
-impl Vcpu {
-    /// vCPU `index`, which is off.
-    #[must_use]
-    pub fn new(index: usize) -> Self {
-        let observer = Observer::vcpu_starts(index);
-        let own = Own { timers: Timers::default(), waiting: None, observer, power: Power::Off };
-        Self { registers: State::new(0, 0), own }
+impl Entity for Runnable {
+    fn id(&self) -> EntityId {
+        self.vm.vcpus[self.index].entity
     }
 
-    /// Switches it off, for a guest that begins anew.
-    pub(crate) fn switch_off(&mut self) {
-        self.own.power = Power::Off;
+    fn turn(&self, cpu: &mut ThisCpu, switch: &mut Switch, decision: Decision) -> Decision {
+        turn(self.vm, self.index, cpu, switch, decision.until)
     }
 
-    /// Whether it can execute an instruction now. If it was switched on since its last turn, it begins.
-    fn can_run(&mut self, vm: &Vm, index: usize) -> bool {
-        if vm.has_stopped() {
-            return false;
-        }
-        match self.own.power {
-            Power::On => return true,
-            Power::Suspended => {
-                vm.power().resume(index);
-            }
-            Power::Off => {
-                let Some(start) = vm.power().begin(index) else { return false };
-                self.registers = State::new(start.entry, start.argument);
-                (self.own.timers, self.own.waiting) = (Timers::default(), None);
-                vm.devices().gic.reset_interface(index);
-            }
-        }
-        self.own.power = Power::On;
-        true
+    fn alarm_due(&self, here: Option<EntityId>) -> u64 {
+        let devices = self.vm.devices();
+        devices.alarm_due(self.vm.vcpu_of(here));
+        devices.alarm().unwrap_or(NEVER)
+    }
+
+    fn serial_interrupt(&self, here: Option<EntityId>) {
+        self.vm.devices().serial_interrupt(self.vm.vcpu_of(here));
     }
 }
 
 /// A turn of vCPU `index` on this CPU, which lasts until `until` at most. Returns what the CPU does next.
 #[inline(never)]
-pub(crate) fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, until: u64) -> Decision {
+fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, until: u64) -> Decision {
     let slot = &vm.vcpus[index];
     let mut vcpu = slot.state.lock();
     cpu.deadlines.set(Due::Vcpu(slot.entity.index()), NEVER);
-    if !vcpu.can_run(vm, index) {
+    if !can_run(&mut vcpu, vm, index) {
         drop(vcpu);
         return schedule::block(cpu.number);
     }
@@ -135,7 +92,7 @@ pub(crate) fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mu
     let Vcpu { registers, own } = &mut *vcpu;
     let offset = vm.counter_offset();
     let lines = own.timers.lines(registers, offset);
-    cpu.tables_loaded(vm);
+    cpu.tables_loaded(vm.memory().stage2().vttbr());
     // SAFETY: the seat is the guest's own, whose tables map only its memory, and its VMID is unique.
     let running =
         unsafe { switch.load(registers, &vm.seat(index), || vm.memory().stage2().invalidate_for_other_vcpu()) };
@@ -161,4 +118,25 @@ pub(crate) fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mu
         }
         Leave::Stop => schedule::block(cpu.number),
     }
+}
+
+/// Whether a vCPU can execute an instruction now. If it was switched on since its last turn, it begins.
+fn can_run(vcpu: &mut Vcpu, vm: &Vm, index: usize) -> bool {
+    if vm.has_stopped() {
+        return false;
+    }
+    match vcpu.own.power {
+        Power::On => return true,
+        Power::Suspended => {
+            vm.power().resume(index);
+        }
+        Power::Off => {
+            let Some(start) = vm.power().begin(index) else { return false };
+            vcpu.registers = State::new(start.entry, start.argument);
+            (vcpu.own.timers, vcpu.own.waiting) = (Timers::default(), None);
+            vm.devices().gic.reset_interface(index);
+        }
+    }
+    vcpu.own.power = Power::On;
+    true
 }

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A vCPU as data: what a virtual machine keeps of it, and a turn changes.
+//!
+//! Invariant: the registers are those of the guest whenever the lock around a [`Vcpu`] is free.
+
+use super::time::Timers;
+use crate::experiment::{ExitObserver, Observer};
+use crate::gic::guest::Waiting;
+use crate::switch::State;
+
+/// A vCPU that no CPU has, or that is in its turn.
+pub struct Vcpu {
+    pub(super) registers: State,
+    pub(super) own: Own,
+}
+
+/// What a vCPU has beside its registers.
+pub(super) struct Own {
+    pub(super) timers: Timers,
+    /// A read of the interrupt controller that waits for other CPUs.
+    pub(super) waiting: Option<Waiting>,
+    pub(super) observer: Observer,
+    pub(super) power: Power,
+}
+
+/// The state of a vCPU, as far as its next turn depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Power {
+    /// Its registers have no meaning: it begins when it is switched on.
+    Off,
+    On,
+    /// It waits in CPU_SUSPEND.
+    Suspended,
+}
+
+/// Why a turn ends. It fits into a register, because each exit returns one or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leave {
+    /// The CPU does something else: [`ThisCpu::next`].
+    Preempted,
+    /// The vCPU waits for an interrupt.
+    Wait,
+    /// The vCPU is off, or its guest has stopped.
+    Stop,
+}
+
+impl Vcpu {
+    /// vCPU `index`, which is off.
+    #[must_use]
+    pub fn new(index: usize) -> Self {
+        let observer = Observer::vcpu_starts(index);
+        let own = Own { timers: Timers::default(), waiting: None, observer, power: Power::Off };
+        Self { registers: State::new(0, 0), own }
+    }
+
+    /// Switches it off, for a guest that begins anew.
+    pub(crate) fn switch_off(&mut self) {
+        self.own.power = Power::Off;
+    }
+}
