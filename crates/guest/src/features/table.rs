@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The instructions to try. An operand of memory is [x1]; x0 is 0 unless said otherwise.
+//! The instructions to try. An operand of memory is \[x1\]; x0 is 0 unless said otherwise.
 
 use super::trial::{read, write};
 
