@@ -37,6 +37,24 @@ pub enum Error {
     BootCpuMissing,
 }
 
+/// A virtio transport over MMIO.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transport {
+    /// Its registers.
+    pub registers: Range<u64>,
+    /// Its interrupt, if the tree names one that is shared.
+    pub interrupt: Option<Shared>,
+}
+
+/// A shared interrupt of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Its INTID.
+    pub intid: u32,
+    /// Whether an edge makes it pending, and not a level.
+    pub is_edge: bool,
+}
+
 /// The machine. Ranges are physical addresses.
 #[derive(Debug)]
 pub struct Board {
@@ -58,7 +76,7 @@ pub struct Board {
     /// The PL031, if there is one.
     pub rtc: Option<Range<u64>>,
     /// The virtio transports. Those beyond the capacity are left out.
-    pub virtio: ArrayVec<Range<u64>, MAX_TRANSPORTS>,
+    pub virtio: ArrayVec<Transport, MAX_TRANSPORTS>,
     /// The instruction that calls the firmware.
     pub psci: Conduit,
     /// The affinity of each CPU, as in MPIDR_EL1. The CPU that booted comes first.
@@ -129,7 +147,8 @@ impl Board {
 
     /// The registers of the devices that EL2 uses.
     pub fn devices(&self) -> impl Iterator<Item = &Range<u64>> {
-        [&self.gicd, &self.uart].into_iter().chain(&self.gicr).chain(&self.rtc).chain(&self.virtio)
+        let virtio = self.virtio.iter().map(|transport| &transport.registers);
+        [&self.gicd, &self.uart].into_iter().chain(&self.gicr).chain(&self.rtc).chain(virtio)
     }
 
     fn read_reserved(&mut self, fdt: Fdt<'static>) -> Result<(), Error> {
@@ -213,12 +232,26 @@ fn ram(root: FdtNode<'static>) -> Result<ArrayVec<Range<u64>, 8>, Error> {
 
 /// The virtio transports below the root, which is where virtual machines have them. One that is malformed is left out: the
 /// machine can be used without it.
-fn transports(root: FdtNode<'static>) -> ArrayVec<Range<u64>, MAX_TRANSPORTS> {
+fn transports(root: FdtNode<'static>) -> ArrayVec<Transport, MAX_TRANSPORTS> {
     /// The driver uses no register behind these.
     const REGISTERS: u64 = 0x200;
     let nodes = root.children().filter(|node| is_used(node) && node.is_compatible("virtio,mmio"));
-    let ranges = nodes.filter_map(|node| regions(node)?.next()?);
-    ranges.filter(|range| range.end - range.start >= REGISTERS).take(MAX_TRANSPORTS).collect()
+    let transport = |node| {
+        let registers = regions(node)?.next()?.filter(|range| range.end - range.start >= REGISTERS)?;
+        Some(Transport { registers, interrupt: shared(node) })
+    };
+    nodes.filter_map(transport).take(MAX_TRANSPORTS).collect()
+}
+
+/// The first interrupt of a node, if it is shared.
+fn shared(node: FdtNode<'static>) -> Option<Shared> {
+    /// Edges, rising and falling.
+    const EDGES: u32 = 0b11;
+    let property = node.property("interrupts")?;
+    let cells: ArrayVec<u32, 3> =
+        property.value().as_chunks::<4>().0.iter().take(3).map(|cell| u32::from_be_bytes(*cell)).collect();
+    let intid = intid(&cells, 0).filter(|intid| *intid >= 32)?;
+    Some(Shared { intid, is_edge: cells.last()? & EDGES != 0 })
 }
 
 fn redistributors(gic: &Device) -> Result<ArrayVec<Range<u64>, 8>, Error> {

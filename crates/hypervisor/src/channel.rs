@@ -36,9 +36,10 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use spin::{Mutex, Once};
 use twofold_abi::channel::wire::{DELIMITER, PAYLOAD_MAX};
-use twofold_abi::channel::{FrameWriter, GuestState, ToLauncher};
-use twofold_vmm::session::{Asked, Launcher, Session};
+use twofold_abi::channel::{FrameWriter, ToLauncher};
+use twofold_vmm::session::{Asked, Guests, Launcher, Session};
 
+use crate::board::{self, Board};
 use crate::serial_port::shared::{Registers, SharedMemory};
 use crate::serial_port::wire::{CONSOLE, MAGIC, register};
 use crate::serial_port::{MEMORY_SIZE, SendError, SerialPort};
@@ -48,12 +49,12 @@ use crate::{cpus, read_sysreg, timer};
 ///
 /// # Safety
 /// Each transport's registers must be mapped, as Device memory, for ever.
-pub(crate) unsafe fn start(transports: &[Range<u64>]) {
+pub(crate) unsafe fn start(transports: &[board::Transport]) {
     let is_console = |base: &usize| {
         let transport = Transport(*base);
         transport.read(register::MAGIC) == MAGIC && transport.read(register::DEVICE_ID) == CONSOLE
     };
-    let mut consoles = transports.iter().map(|transport| transport.start as usize).filter(is_console);
+    let mut consoles = transports.iter().map(|transport| transport.registers.start as usize).filter(is_console);
     let Some((base, channel)) = consoles.find_map(|base| Some((base, Channel::open(base)?))) else { return };
     BASE.call_once(|| base);
     *CHANNEL.lock() = Some(channel);
@@ -76,14 +77,51 @@ pub fn trace(bytes: &[u8]) -> bool {
     BASE.get().is_some() && with_channel(send).unwrap_or(false)
 }
 
-/// Handles what the launcher has sent, up to one command, which `act` answers; `None`: none has come. `guests` are the
-/// states of the guests, by their numbers.
+/// What a [`poll`] found.
+#[derive(Debug)]
+pub enum Polled {
+    /// The launcher has sent nothing that was not handled, or there is no channel.
+    Nothing,
+    /// There may be more.
+    More,
+    /// A command, which is to be answered by [`with_session`].
+    Command(Asked),
+}
+
+/// Handles a part of what the launcher has sent, up to one command. The port's interrupt follows what comes after
+/// [`Polled::Nothing`].
 ///
-/// `act` runs with interrupts masked, and must write no line: the channel is in use. A call reads at most
-/// `READS` buffers.
-pub fn poll<T>(guests: &[GuestState], act: impl FnOnce(Asked<'_>, &mut Sender) -> T) -> Option<T> {
+/// `guests` is asked with interrupts masked, while the channel is in use. So it must write no line, and wait for no CPU
+/// that may write one. A call reads at most `READS` buffers.
+#[must_use]
+pub fn poll(guests: &impl Guests) -> Polled {
+    let polled = BASE.get().and_then(|_| with_channel(|channel| channel.poll(guests)));
+    polled.flatten().unwrap_or(Polled::Nothing)
+}
+
+/// Calls `act` with the session and with what sends its messages. `act` must not do what [`poll`] forbids. `None`: there is
+/// no channel, or a panic is being reported on another CPU.
+pub fn with_session<T>(act: impl FnOnce(&mut Session, &mut Sender) -> T) -> Option<T> {
     BASE.get()?;
-    with_channel(|channel| channel.poll(guests, act))?
+    with_channel(|channel| act(&mut channel.session, &mut channel.sender))
+}
+
+/// The interrupt of the port; `None`: there is no channel, or the device tree names no interrupt.
+pub(crate) fn interrupt(board: &Board) -> Option<board::Shared> {
+    let base = *BASE.get()? as u64;
+    board.virtio.iter().find(|transport| transport.registers.start == base)?.interrupt
+}
+
+/// The port's interrupt was taken: it is asserted no longer. What it was for is found by the next [`poll`].
+///
+/// This is no use of the device as in U3: the owner does the same before it looks at the queues, in any order with this.
+pub(crate) fn acknowledge_interrupt() {
+    let Some(base) = BASE.get() else { return };
+    let mut transport = Transport(*base);
+    let reasons = transport.read(register::INTERRUPT_STATUS);
+    if reasons != 0 {
+        transport.write(register::INTERRUPT_ACKNOWLEDGE, reasons);
+    }
 }
 
 /// The calling CPU reports a panic, and is the only one that sends from now on (R1, R2).
@@ -125,8 +163,8 @@ pub fn hold() {
 
 /// Seconds until a device that takes nothing is given up.
 const PATIENCE: u64 = 10;
-/// Buffers that one [`poll`] reads at most.
-const READS: usize = 16;
+/// Buffers of 128 bytes that one [`poll`] reads at most.
+const READS: usize = 2;
 
 /// No CPU uses the device.
 const FREE: usize = 0;
@@ -223,7 +261,8 @@ impl Channel {
         Some(Self { sender, session: Session::new(), input: [0; _], unread: 0..0 })
     }
 
-    fn poll<T>(&mut self, guests: &[GuestState], act: impl FnOnce(Asked<'_>, &mut Sender) -> T) -> Option<T> {
+    /// `None`: the port is lost.
+    fn poll(&mut self, guests: &impl Guests) -> Option<Polled> {
         self.sender.port.poll().ok()?;
         for _ in 0..READS {
             if self.unread.is_empty() {
@@ -231,15 +270,15 @@ impl Channel {
             }
             let mut bytes = &self.input[self.unread.clone()];
             if bytes.is_empty() {
-                return None;
+                return Some(Polled::Nothing);
             }
             let asked = self.session.read(&mut bytes, guests, &mut self.sender);
             self.unread.start = self.unread.end - bytes.len();
             if let Some(asked) = asked {
-                return Some(act(asked, &mut self.sender));
+                return Some(Polled::Command(asked));
             }
         }
-        None
+        Some(Polled::More)
     }
 }
 

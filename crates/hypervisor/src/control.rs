@@ -8,11 +8,8 @@ use core::ffi::CStr;
 use core::fmt::{self, Write};
 
 use arrayvec::ArrayString;
-use twofold_abi::channel::GuestState;
 use twofold_abi::control;
-use twofold_vmm::session::Asked;
 
-use crate::channel::Sender;
 use crate::{channel, semihosting};
 
 /// Writes a `twofold:log` line.
@@ -56,14 +53,6 @@ pub fn exit(status: i32) -> bool {
 /// 1,000 bytes.
 pub fn line(word: &str, text: fmt::Arguments) {
     let _ = write(word, text);
-}
-
-/// Handles what the launcher has sent: see [`channel::poll`].
-///
-/// Nothing calls it yet. The hypervisor task of the control channel is to call it when it runs, until it returns `None`: the
-/// task wakes at the port's interrupt, or now and then. The device keeps what has come until then.
-pub fn poll<T>(guests: &[GuestState], act: impl FnOnce(Asked<'_>, &mut Sender) -> T) -> Option<T> {
-    channel::poll(guests, act)
 }
 
 /// Returns whether the line went by the framed channel.

@@ -18,6 +18,7 @@
 //! | [`schedule`] | which vCPU or task runs on which CPU: the scheduler's lock, and the loop of a CPU |
 //! | [`vcpu`] | a vCPU's turn: enter, exit, answer, enter again |
 //! | [`restart`], [`tasks`] | a guest that begins anew after a reset; the hypervisor's own tasks |
+//! | [`commands`] | the launcher's commands, which the task of the control channel answers |
 //! | [`inject`] | exceptions that EL2 raises in the guest |
 //! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
 //! | [`emulation`], [`mmio`] | the guest's devices, and its accesses to them |
@@ -62,6 +63,7 @@ pub mod board;
 pub mod boot;
 pub mod channel;
 pub mod clock;
+pub mod commands;
 pub mod console;
 pub mod context;
 pub mod control;

@@ -17,7 +17,7 @@ use twofold_vmm::config::Config;
 use twofold_vmm::device_tree;
 use twofold_vmm::guests::{self, Admitted, Guest, Host, Refused};
 use twofold_vmm::name::Name;
-use twofold_vmm::scheduler::Scheduler;
+use twofold_vmm::scheduler::{DEFAULT_WEIGHT, EntityId, Scheduler, Weight};
 
 use crate::board::Board;
 use crate::emulation::{Devices, Wire};
@@ -34,10 +34,10 @@ use crate::restart::Images;
 use crate::schedule;
 use crate::schedule::cpu::Entity;
 use crate::survey::{self, SurveyError};
-use crate::tasks::RestartTask;
+use crate::tasks::{ChannelTask, RestartTask};
 use crate::vcpu::Runnable;
 use crate::vm::{self, Parts, Vm};
-use crate::{control, cpus, error, heap, log, panic, power, println, read_sysreg, serial, shutdown};
+use crate::{channel, control, cpus, error, heap, log, panic, power, println, read_sysreg, serial, shutdown};
 
 /// Makes the guests and runs them. `bundle` is the boot loader's; `taken` is the rest of the memory.
 pub fn run(board: &'static Board, bundle: &'static [u8], taken: Taken) -> ! {
@@ -52,9 +52,15 @@ pub fn run(board: &'static Board, bundle: &'static [u8], taken: Taken) -> ! {
 struct Made {
     guests: Vec<Vm>,
     scheduler: Scheduler,
+    /// The task of the control channel. It comes after all others. `None`: there is no channel whose port interrupts.
+    channel_task: Option<EntityId>,
     /// How many CPUs run them.
     cpus: usize,
 }
+
+/// The weight of the control channel's task: that of a guest which asks for no other one. It uses what answers cost, and no
+/// launcher can make them cost more than its share.
+const CHANNEL_WEIGHT: Weight = DEFAULT_WEIGHT;
 
 /// Starts the CPUs. Returns what this one does from now on.
 fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
@@ -68,10 +74,17 @@ fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
         }
         entities.push(Box::leak(Box::new(RestartTask(vm))));
     }
+    if let Some(task) = made.channel_task {
+        entities.push(Box::leak(Box::new(ChannelTask::new(task, guests))));
+    }
     schedule::cpu::install(entities, made.cpus);
     schedule::begin(made.scheduler, &board.cpus[..made.cpus]);
     for vm in guests {
         schedule::wake(vm.vcpus[0].entity);
+    }
+    if let Some(task) = made.channel_task {
+        // An edge of the port's interrupt before the distributor was set up is lost.
+        schedule::wake(task);
     }
     BOARD.call_once(|| board);
     for cpu in 1..made.cpus {
@@ -153,7 +166,8 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     taken.free.into_iter().for_each(|range| frames.add(range));
     let host = Host { free: frames.huge_pages() * HUGE_PAGE, vmid_bits: features.vmid_bits, missing: None };
     let admitted = guests::admit(&bundle.guests, &host)?;
-    let sources = Sources::of(board, Cpu::read().has_physical_offset())?;
+    let port = channel::interrupt(board);
+    let sources = Sources { port, ..Sources::of(board, Cpu::read().has_physical_offset())? };
     // SAFETY: the board is this machine's, and only the boot CPU runs, once, here.
     unsafe { physical::set_up(board, &sources)? };
     let scheduler = Scheduler::new(cpus, read_sysreg!(CNTFRQ_EL0) / 1000 * schedule::SLICE);
@@ -169,9 +183,13 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
         };
         all.push(maker.guest(guest, admitted, own, baselines, waits_trap)?);
     }
+    let channel_task = port.map(|_| {
+        let group = maker.scheduler.add_group(CHANNEL_WEIGHT);
+        maker.scheduler.add(group)
+    });
     log!("{features:?}");
     serial::start_receiving();
-    Ok(Made { guests: all, scheduler: maker.scheduler, cpus })
+    Ok(Made { guests: all, scheduler: maker.scheduler, channel_task, cpus })
 }
 
 /// What all guests are made from.

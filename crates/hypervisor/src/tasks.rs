@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The hypervisor's own tasks, for the loop of a CPU.
 
+use spin::Mutex;
 use twofold_vmm::scheduler::{Decision, EntityId};
 
+use crate::commands::Commands;
 use crate::schedule::cpu::{Entity, ThisCpu};
 use crate::switch::Switch;
 use crate::vm::Vm;
+use crate::{channel, schedule};
 
 /// Starts a guest anew after a reset ([`restart`](crate::restart)).
 pub(crate) struct RestartTask(pub(crate) &'static Vm);
@@ -17,5 +20,36 @@ impl Entity for RestartTask {
 
     fn turn(&self, cpu: &mut ThisCpu, _: &mut Switch, decision: Decision) -> Decision {
         cpu.work(decision, || self.0.restart())
+    }
+}
+
+/// Answers the launcher ([`commands`](crate::commands)). It has a group of its own, so it gets its share of the CPUs
+/// however much the guests run, and takes it from all of them.
+pub(crate) struct ChannelTask {
+    entity: EntityId,
+    commands: Mutex<Commands>,
+}
+
+impl ChannelTask {
+    /// The task that the scheduler calls so.
+    pub(crate) fn new(entity: EntityId, guests: &'static [Vm]) -> Self {
+        Self { entity, commands: Mutex::new(Commands::new(guests)) }
+    }
+}
+
+impl Entity for ChannelTask {
+    fn id(&self) -> EntityId {
+        self.entity
+    }
+
+    fn turn(&self, cpu: &mut ThisCpu, _: &mut Switch, decision: Decision) -> Decision {
+        // The scheduler gives the task to one CPU at a time. The CPU before this one may still be giving the lock back.
+        let mut commands = self.commands.lock();
+        cpu.work(decision, || commands.work())
+    }
+
+    fn port_interrupt(&self) {
+        channel::acknowledge_interrupt();
+        schedule::wake(self.entity);
     }
 }

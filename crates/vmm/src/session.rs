@@ -5,8 +5,9 @@
 //! Invariants:
 //!
 //! * A frame that cannot be taken is refused once, by its reason, and has no effect (S5).
-//! * A command comes out only inside of a session, and for a guest that exists. It borrows the session, so it is answered
-//!   before the next frame is read (S4), and none is under way when a session begins (S2).
+//! * A command comes out only inside of a session, and for a guest that exists. It is consumed by its answer, so it has
+//!   one at most (S4). It knows its session: an answer that comes in a later one is not sent (S2).
+//! * A state is announced once, in the order in which the guest was in these states, and after the welcome's.
 //! * Each call does a bounded amount of work for each byte.
 
 use alloc::vec::Vec;
@@ -24,19 +25,49 @@ pub trait Launcher {
     fn send(&mut self, guest: Option<u16>, message: &ToLauncher<'_>);
 }
 
+/// The guests, by their numbers.
+pub trait Guests {
+    /// How many there are.
+    fn count(&self) -> u16;
+
+    /// What a guest does now. The session asks at the moment at which it sends the answer.
+    fn state(&self, guest: u16) -> GuestState;
+}
+
+impl Guests for [GuestState] {
+    fn count(&self) -> u16 {
+        self.len() as u16
+    }
+
+    fn state(&self, guest: u16) -> GuestState {
+        self.get(usize::from(guest)).copied().unwrap_or(GuestState::Off)
+    }
+}
+
 /// The hypervisor's end.
 #[derive(Debug)]
 pub struct Session {
     reader: FrameReader,
-    /// Credit for the output of each guest. `None`: there is no session.
-    credit: Option<Vec<SendCredit>>,
+    open: Option<Open>,
+    /// How many sessions have begun, or failed to.
+    number: u32,
+}
+
+/// A session.
+#[derive(Debug)]
+struct Open {
+    /// Credit for the output of each guest.
+    credit: Vec<SendCredit>,
+    /// The state of each guest that the launcher knows.
+    announced: Vec<Option<GuestState>>,
 }
 
 /// A command, to be answered once.
 #[derive(Debug)]
 #[must_use = "a command is answered"]
-pub struct Asked<'a> {
-    _session: &'a mut Session,
+pub struct Asked {
+    /// The session in which it came.
+    session: u32,
     request: u32,
     guest: Option<u16>,
     command: Command,
@@ -55,18 +86,18 @@ impl Session {
     /// No session, until a launcher begins one.
     #[must_use]
     pub const fn new() -> Self {
-        Self { reader: FrameReader::new(), credit: None }
+        Self { reader: FrameReader::new(), open: None, number: 0 }
     }
 
     /// Reads up to the next command, and removes what it read from `bytes`. It answers everything else by itself. `None`:
-    /// all was read. `guests` are the states of the guests, by their numbers.
+    /// all was read.
     pub fn read(
         &mut self,
         bytes: &mut &[u8],
-        guests: &[GuestState],
+        guests: &(impl Guests + ?Sized),
         launcher: &mut impl Launcher,
-    ) -> Option<Asked<'_>> {
-        let (request, guest, command) = loop {
+    ) -> Option<Asked> {
+        loop {
             let frame = match self.reader.read(bytes)? {
                 Ok(frame) => frame,
                 Err(error) => {
@@ -74,21 +105,33 @@ impl Session {
                     continue;
                 }
             };
-            match take(&mut self.credit, &frame, guests, launcher) {
-                Some(command) => break command,
-                None => continue,
+            if let Some((request, guest, command)) = take(&mut self.open, &mut self.number, &frame, guests, launcher) {
+                return Some(Asked { session: self.number, request, guest, command });
             }
-        };
-        Some(Asked { _session: self, request, guest, command })
+        }
+    }
+
+    /// Sends the state of a guest, if the launcher does not know it. The caller reads the state while it has the session.
+    pub fn announce(&mut self, guest: u16, state: GuestState, launcher: &mut impl Launcher) {
+        let Some(open) = &mut self.open else { return };
+        let number = usize::from(guest);
+        // The guests may be more than when the session began.
+        if open.announced.len() <= number {
+            open.announced.resize(number + 1, None);
+        }
+        if open.announced[number].replace(state) == Some(state) {
+            return;
+        }
+        launcher.send(Some(guest), &ToLauncher::State { state, text: "" });
     }
 
     /// The credit for a guest's output. `None`: there is no session, or no such guest.
     pub fn credit(&mut self, guest: u16) -> Option<&mut SendCredit> {
-        self.credit.as_mut()?.get_mut(usize::from(guest))
+        self.open.as_mut()?.credit.get_mut(usize::from(guest))
     }
 }
 
-impl Asked<'_> {
+impl Asked {
     /// The guest; `None`: all of them, or the hypervisor.
     #[must_use]
     pub fn guest(&self) -> Option<u16> {
@@ -102,26 +145,37 @@ impl Asked<'_> {
     }
 
     /// Sends a figure of [`Command::Statistics`]. `key` has dotted parts of `[a-z0-9_]`, 64 bytes at most.
-    pub fn figure(&self, guest: Option<u16>, key: &str, value: u64, launcher: &mut impl Launcher) {
-        launcher.send(guest, &ToLauncher::Statistic { request: self.request, key, value });
+    pub fn figure(&self, guest: Option<u16>, key: &str, value: u64, session: &Session, launcher: &mut impl Launcher) {
+        if self.is_of(session) {
+            launcher.send(guest, &ToLauncher::Statistic { request: self.request, key, value });
+        }
     }
 
     /// It is done.
-    pub fn done(self, launcher: &mut impl Launcher) {
-        launcher.send(self.guest, &ToLauncher::Done(self.request));
+    pub fn done(self, session: &Session, launcher: &mut impl Launcher) {
+        if self.is_of(session) {
+            launcher.send(self.guest, &ToLauncher::Done(self.request));
+        }
     }
 
     /// It is not done, and had no effect.
-    pub fn refused(self, reason: Reason, text: fmt::Arguments<'_>, launcher: &mut impl Launcher) {
-        refuse(launcher, self.guest, Some(self.request), &Refused(reason, text));
+    pub fn refused(self, reason: Reason, text: fmt::Arguments<'_>, session: &Session, launcher: &mut impl Launcher) {
+        if self.is_of(session) {
+            refuse(launcher, self.guest, Some(self.request), &Refused(reason, text));
+        }
+    }
+
+    fn is_of(&self, session: &Session) -> bool {
+        self.session == session.number
     }
 }
 
 /// Takes a frame: returns a command, or answers it.
 fn take(
-    credit: &mut Option<Vec<SendCredit>>,
+    open: &mut Option<Open>,
+    number: &mut u32,
     frame: &Frame<'_>,
-    guests: &[GuestState],
+    guests: &(impl Guests + ?Sized),
     launcher: &mut impl Launcher,
 ) -> Option<(u32, Option<u16>, Command)> {
     let guest = frame.guest;
@@ -138,20 +192,21 @@ fn take(
     };
     let request = if let ToHypervisor::Command { request, .. } = message { Some(request) } else { None };
     if let ToHypervisor::Hello { lowest, highest, session } = message {
-        *credit = begin(lowest..=highest, session, guests, launcher);
+        *number = number.wrapping_add(1);
+        *open = begin(lowest..=highest, session, guests, launcher);
         return None;
     }
-    let checked = match credit {
+    let checked = match open {
         None => Err(Refused(Reason::Kind, format_args!("there is no session"))),
-        Some(_) if guest.is_some_and(|guest| usize::from(guest) >= guests.len()) => {
-            Err(Refused(Reason::Guest, format_args!("the last guest is {}", guests.len().wrapping_sub(1) as isize)))
+        Some(_) if guest.is_some_and(|guest| guest >= guests.count()) => {
+            Err(Refused(Reason::Guest, format_args!("the last guest is {}", i32::from(guests.count()) - 1)))
         }
-        Some(credit) => Ok(credit),
+        Some(open) => Ok(open),
     };
     match (checked, message) {
         (Err(refused), _) => refuse(launcher, guest, request, &refused),
         (Ok(_), ToHypervisor::Command { request, command }) => return Some((request, guest, command)),
-        (Ok(credit), ToHypervisor::OutputCredit(bytes)) => {
+        (Ok(Open { credit, .. }), ToHypervisor::OutputCredit(bytes)) => {
             // The guests may be more than when the session began.
             let number = usize::from(guest.unwrap_or_default());
             if credit.len() <= number {
@@ -171,19 +226,24 @@ fn take(
 fn begin(
     versions: core::ops::RangeInclusive<u16>,
     session: u64,
-    guests: &[GuestState],
+    guests: &(impl Guests + ?Sized),
     launcher: &mut impl Launcher,
-) -> Option<Vec<SendCredit>> {
+) -> Option<Open> {
     launcher.begin();
     if !versions.contains(&VERSION) {
         refuse(launcher, None, None, &Refused(Reason::Version, format_args!("this is version {VERSION}")));
         return None;
     }
-    launcher.send(None, &ToLauncher::Welcome { version: VERSION, guests: guests.len() as u16, session });
-    for (guest, &state) in (0..).zip(guests) {
+    let count = guests.count();
+    launcher.send(None, &ToLauncher::Welcome { version: VERSION, guests: count, session });
+    let mut open = Open { credit: Vec::new(), announced: Vec::with_capacity(count.into()) };
+    for guest in 0..count {
+        let state = guests.state(guest);
         launcher.send(Some(guest), &ToLauncher::State { state, text: "" });
+        open.announced.push(Some(state));
+        open.credit.push(SendCredit::default());
     }
-    Some(guests.iter().map(|_| SendCredit::default()).collect())
+    Some(open)
 }
 
 fn refuse(launcher: &mut impl Launcher, guest: Option<u16>, request: Option<u32>, why: &Refused<'_>) {

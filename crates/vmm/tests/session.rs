@@ -65,16 +65,17 @@ fn command(request: u32, guest: Option<u16>, command: Command) -> Vec<u8> {
 fn answers(session: &mut Session, stream: &[u8], size: usize) -> Vec<Answer> {
     let mut answers = Answers::default();
     for mut piece in stream.chunks(size) {
-        while let Some(asked) = session.read(&mut piece, &GUESTS, &mut answers) {
+        while let Some(asked) = session.read(&mut piece, &GUESTS[..], &mut answers) {
             match asked.command() {
                 Command::Stop => {
-                    asked.refused(Reason::State, format_args!("{}", "it is off ".repeat(100)), &mut answers)
+                    let why = "it is off ".repeat(100);
+                    asked.refused(Reason::State, format_args!("{why}"), session, &mut answers);
                 }
                 Command::Statistics => {
-                    asked.figure(asked.guest(), "exits.hvc", 7, &mut answers);
-                    asked.done(&mut answers);
+                    asked.figure(asked.guest(), "exits.hvc", 7, session, &mut answers);
+                    asked.done(session, &mut answers);
                 }
-                _ => asked.done(&mut answers),
+                _ => asked.done(session, &mut answers),
             }
         }
     }
@@ -134,6 +135,42 @@ fn a_new_session_forgets_credit() {
     assert_eq!(answers(&mut session, &hello(1, 1, 2), 4096), welcome(2));
     assert_eq!(session.credit(1).unwrap().take(10), 0);
     assert!(session.credit(2).is_none());
+}
+
+#[test]
+fn an_answer_of_an_older_session_is_not_sent() {
+    let mut session = Session::new();
+    let mut answers = Answers::default();
+    let mut take = |session: &mut Session, stream: Vec<u8>, answers: &mut Answers| {
+        session.read(&mut &stream[..], &GUESTS[..], answers)
+    };
+    let stream = [hello(1, 1, 1), command(1, None, Command::Stop), command(2, None, Command::Stop)].concat();
+    let mut bytes = &stream[..];
+    let [first, second] = [(), ()].map(|()| session.read(&mut bytes, &GUESTS[..], &mut answers).unwrap());
+    second.done(&session, &mut answers);
+    assert_eq!(answers.0.last(), Some(&Answer::Done(None, 2)));
+    // Also if the next one is refused.
+    assert!(take(&mut session, hello(VERSION + 1, VERSION + 1, 2), &mut answers).is_none());
+    let before = answers.0.clone();
+    first.figure(None, "exits.hvc", 1, &session, &mut answers);
+    first.refused(Reason::Failed, format_args!("too late"), &session, &mut answers);
+    assert_eq!(answers.0, before);
+}
+
+#[test]
+fn a_state_is_announced_once_and_only_in_a_session() {
+    let (mut session, mut answers) = (Session::new(), Answers::default());
+    session.announce(0, GuestState::Reset, &mut answers);
+    assert_eq!(answers.0, []);
+    assert!(session.read(&mut &hello(1, 1, 1)[..], &GUESTS[..], &mut answers).is_none());
+    let begun = answers.0.len();
+    let states = [GuestState::Running, GuestState::Reset, GuestState::Reset, GuestState::Running];
+    states.iter().for_each(|state| session.announce(0, *state, &mut answers));
+    // A guest that came later.
+    session.announce(3, GuestState::Running, &mut answers);
+    session.announce(3, GuestState::Running, &mut answers);
+    let expected = [(0, GuestState::Reset), (0, GuestState::Running), (3, GuestState::Running)];
+    assert_eq!(answers.0[begun..], expected.map(|(guest, state)| Answer::State(Some(guest), state)));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use dtoolkit::fdt::Fdt;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use twofold_abi::virt;
 use twofold_fuzz_hypervisor::BOOT_CPU;
-use twofold_fuzz_hypervisor::board::{Board, Error, intid};
+use twofold_fuzz_hypervisor::board::{Board, Error, Shared, Transport, intid};
 use twofold_fuzz_hypervisor::power::Conduit;
 use twofold_fuzz_hypervisor::sources::Sources;
 use twofold_memory::Pages;
@@ -115,21 +115,35 @@ fn buses_are_followed_so_far_as_the_stack_lasts() {
 #[test]
 fn transports_that_are_whole_are_found() {
     let mut tree = tree(&[BOOT_CPU]);
-    let mut add = |name: &str, reg: &[u32], status: &str| {
+    let mut add = |name: &str, reg: &[u32], status: &str, interrupts: &[u32]| {
         let mut node = DeviceTreeNode::new_unchecked(name);
         set(&mut node, "compatible", vec!["virtio,mmio"]);
         set(&mut node, "reg", reg.to_vec());
         set(&mut node, "status", vec![status]);
+        if !interrupts.is_empty() {
+            set(&mut node, "interrupts", interrupts.to_vec());
+        }
         tree.root.add_child(node);
     };
-    add("virtio_mmio@a000000", &[0, 0xa00_0000, 0, 0x200], "okay");
-    add("virtio_mmio@a000200", &[0, 0xa00_0200, 0, 0x1ff], "okay");
-    add("virtio_mmio@a000400", &[0, 0xa00_0400, 0, 0x200], "disabled");
-    add("virtio_mmio@a000600", &[u32::MAX, 0xffff_ff00, 0, 0x200], "okay");
-    add("virtio_mmio@a000800", &[0, 0xa00_0800], "okay");
-    add("virtio_mmio@a000a00", &[0, 0xa00_0a00, 0, 0x1000], "okay");
+    add("virtio_mmio@a000000", &[0, 0xa00_0000, 0, 0x200], "okay", &[0, 16, 1]);
+    add("virtio_mmio@a000200", &[0, 0xa00_0200, 0, 0x1ff], "okay", &[]);
+    add("virtio_mmio@a000400", &[0, 0xa00_0400, 0, 0x200], "disabled", &[]);
+    add("virtio_mmio@a000600", &[u32::MAX, 0xffff_ff00, 0, 0x200], "okay", &[]);
+    add("virtio_mmio@a000800", &[0, 0xa00_0800], "okay", &[]);
+    add("virtio_mmio@a000a00", &[0, 0xa00_0a00, 0, 0x1000], "okay", &[0, 17, 4]);
+    add("virtio_mmio@a001c00", &[0, 0xa00_1c00, 0, 0x200], "okay", &[1, 3, 4]);
+    add("virtio_mmio@a001e00", &[0, 0xa00_1e00, 0, 0x200], "okay", &[0, 18]);
+    add("virtio_mmio@a002000", &[0, 0xa00_2000, 0, 0x200], "okay", &[]);
     let found = read(&tree).unwrap().virtio;
-    assert_eq!(found[..], [0xa00_0000..0xa00_0200, 0xa00_0a00..0xa00_1a00]);
+    let transport = |registers, interrupt| Transport { registers, interrupt };
+    let expected = [
+        transport(0xa00_0000..0xa00_0200, Some(Shared { intid: 48, is_edge: true })),
+        transport(0xa00_0a00..0xa00_1a00, Some(Shared { intid: 49, is_edge: false })),
+        transport(0xa00_1c00..0xa00_1e00, None),
+        transport(0xa00_1e00..0xa00_2000, None),
+        transport(0xa00_2000..0xa00_2200, None),
+    ];
+    assert_eq!(found[..], expected);
     for number in 0..100u32 {
         let mut node = DeviceTreeNode::new_unchecked(format!("virtio_mmio@{number}"));
         set(&mut node, "compatible", vec!["virtio,mmio"]);

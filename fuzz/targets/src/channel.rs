@@ -29,12 +29,12 @@ pub fn channel_hypervisor(data: &[u8]) {
 fn session(data: &[u8]) {
     let (mut session, mut answers, mut asked) = (Session::new(), Answers::default(), Vec::new());
     let mut bytes = data;
-    while let Some(command) = session.read(&mut bytes, &[GuestState::Running; 3], &mut answers) {
+    while let Some(command) = session.read(&mut bytes, &[GuestState::Running; 3][..], &mut answers) {
         asked.push(command.command());
         if command.command() == Command::Stop {
-            command.refused(Reason::State, format_args!("{data:?}"), &mut answers);
+            command.refused(Reason::State, format_args!("{data:?}"), &session, &mut answers);
         } else {
-            command.done(&mut answers);
+            command.done(&session, &mut answers);
         }
     }
     assert!(bytes.is_empty());

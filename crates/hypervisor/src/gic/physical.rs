@@ -11,12 +11,12 @@ use core::ptr::NonNull;
 
 use arm_gic::gicv3::registers::{Gicd, GicrSgi};
 use arm_gic::gicv3::{GicCpuInterface, GicDistributor, GicError, GicRedistributor};
-use arm_gic::{IntId, InterruptGroup, UniqueMmioPointer};
+use arm_gic::{IntId, InterruptGroup, Trigger, UniqueMmioPointer};
 use safe_mmio::field;
 use thiserror::Error;
 
 use super::sources::{KICK, Sources};
-use crate::board::Board;
+use crate::board::{Board, Shared};
 use crate::sysreg::{dsb_ishst, isb};
 use crate::write_sysreg;
 
@@ -37,7 +37,8 @@ impl From<GicError> for Unusable {
     }
 }
 
-/// Sets the distributor up: all shared interrupts are disabled, except the UART's, which goes to the boot CPU.
+/// Sets the distributor up: all shared interrupts are disabled, except those of the UART and of the control channel's
+/// port, which go to the boot CPU.
 ///
 /// # Safety
 ///
@@ -54,7 +55,10 @@ pub unsafe fn set_up(board: &Board, sources: &Sources) -> Result<(), Unusable> {
     let mut distributor = GicDistributor::new(unsafe { UniqueMmioPointer::new(registers) });
     distributor.enable_all_interrupts(false);
     distributor.configure_default_settings();
-    if let Some(shared) = sources.uart.checked_sub(32) {
+    let uart = Shared { intid: sources.uart, is_edge: false };
+    for Shared { intid, is_edge } in [uart].into_iter().chain(sources.port) {
+        let Some(shared) = intid.checked_sub(32) else { continue };
+        distributor.set_trigger(IntId::spi(shared), if is_edge { Trigger::Edge } else { Trigger::Level })?;
         distributor.set_routing(IntId::spi(shared), board.cpus.first().copied())?;
         distributor.enable_interrupt(IntId::spi(shared), true)?;
     }

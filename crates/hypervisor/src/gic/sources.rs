@@ -3,7 +3,7 @@
 
 use thiserror::Error;
 
-use crate::board::{Board, intid};
+use crate::board::{Board, Shared, intid};
 
 /// The interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Sources {
     pub maintenance: u32,
     /// The UART has received something, or can send again.
     pub uart: u32,
+    /// The control channel's port has something to say. `None` until the port is known, and on a machine without one.
+    pub port: Option<Shared>,
 }
 
 /// The device tree does not name an interrupt.
@@ -52,6 +54,7 @@ impl Sources {
             own_timer: timer(3, "EL2's timer")?,
             maintenance: intid(&board.maintenance_interrupt, 0).ok_or(NoInterrupt("the GIC's virtual interface"))?,
             uart: intid(&board.uart_interrupts, 0).ok_or(NoInterrupt("the UART"))?,
+            port: None,
         })
     }
 }

@@ -37,6 +37,9 @@ pub(crate) trait Entity: Sync {
 
     /// The machine's UART has received something for its guest, or has room again. `here` as above.
     fn serial_interrupt(&self, _here: Option<EntityId>) {}
+
+    /// The control channel's port has something to say.
+    fn port_interrupt(&self) {}
 }
 
 /// Whether a task goes on.
@@ -49,7 +52,7 @@ pub(crate) enum Progress {
 }
 
 /// What there is to run, in the order of the scheduler's numbers, and the deadlines of each CPU. The first entity's guest
-/// has the machine's UART.
+/// has the machine's UART. The last entity is the task of the control channel, if there is one.
 struct Entities {
     all: Vec<&'static dyn Entity>,
     /// Taken by the CPU when it begins its loop. They are made before the guests run, so that EL2's heap does not grow later.
@@ -178,6 +181,11 @@ impl ThisCpu {
             && let Some(first) = self.entities.first()
         {
             first.serial_interrupt(here);
+        }
+        if self.sources.port.is_some_and(|port| port.intid == intid)
+            && let Some(last) = self.entities.last()
+        {
+            last.port_interrupt();
         }
     }
 

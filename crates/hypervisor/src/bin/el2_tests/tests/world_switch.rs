@@ -223,6 +223,7 @@ const SOURCES: Sources = Sources {
     own_timer: 26,
     maintenance: 25,
     uart: 33,
+    port: None,
 };
 
 /// Gives the guests the physical timer. On a CPU without CNTPOFF_EL2 it traps; its registers are switched all the same.
