@@ -14,12 +14,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use twofold_abi::channel::{FrameReader, MessageError, ToLauncher};
 use twofold_abi::control;
 
 use crate::child;
+use crate::session::{Message, Session, SessionError};
 
 /// Both ends, before QEMU starts.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub struct Channel {
 pub struct Listener {
     stream: UnixStream,
     thread: JoinHandle<Result<(), SinkError>>,
+    /// A session's messages, for the first session.
+    messages: Option<Receiver<Message>>,
 }
 
 /// A file to write.
@@ -70,8 +74,9 @@ impl Channel {
     pub fn listen(self, command: &mut Command, log: Sink, trace: Option<Sink>) -> io::Result<Listener> {
         child::inherits(command, self.theirs);
         let stream = self.ours.try_clone()?;
-        let thread = thread::spawn(move || read(stream, log, trace));
-        Ok(Listener { stream: self.ours, thread })
+        let (sender, messages) = mpsc::channel();
+        let thread = thread::spawn(move || read(stream, log, trace, &sender));
+        Ok(Listener { stream: self.ours, thread, messages: Some(messages) })
     }
 }
 
@@ -79,6 +84,13 @@ impl Listener {
     /// Sends bytes to the hypervisor, few enough for the socket's buffer. They wait until it reads.
     pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
         (&self.stream).write_all(bytes)
+    }
+
+    /// What begins a session, once. The session reads no stream itself, so this end is read whatever the session does.
+    pub fn session(&mut self) -> io::Result<impl FnOnce() -> Result<Session, SessionError> + Send + use<>> {
+        let stream = self.stream.try_clone()?;
+        let messages = self.messages.take().ok_or(io::ErrorKind::AlreadyExists)?;
+        Ok(move || Session::begin(stream, messages))
     }
 
     /// Reads what is left after QEMU has gone.
@@ -121,8 +133,13 @@ impl<W: Write> Sink<W> {
     }
 }
 
-/// Writes what comes to `log` and `trace`, to the end of `stream`.
-fn read<W: Write>(mut stream: impl Read, mut log: Sink<W>, mut trace: Option<Sink<W>>) -> Result<(), SinkError> {
+/// Writes what comes to `log` and `trace`, to the end of `stream`. A session's messages go to `session` too.
+fn read<W: Write>(
+    mut stream: impl Read,
+    mut log: Sink<W>,
+    mut trace: Option<Sink<W>>,
+    session: &Sender<Message>,
+) -> Result<(), SinkError> {
     let mut reader = FrameReader::new();
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -136,18 +153,30 @@ fn read<W: Write>(mut stream: impl Read, mut log: Sink<W>, mut trace: Option<Sin
             }
         };
         while let Some(frame) = reader.read(&mut bytes) {
-            match frame.map(|frame| ToLauncher::read(&frame)) {
-                Ok(Ok(ToLauncher::Line(line))) => log.write(format!("{line}\n").as_bytes()),
-                Ok(Ok(ToLauncher::Trace(bytes))) => trace.iter_mut().for_each(|trace| trace.write(bytes)),
-                Ok(Ok(ToLauncher::Log(text))) => {
+            let frame = match frame {
+                Ok(frame) => frame,
+                Err(error) => {
+                    log.write(refused(error).as_bytes());
+                    continue;
+                }
+            };
+            match ToLauncher::read(&frame) {
+                Ok(ToLauncher::Line(line)) => log.write(format!("{line}\n").as_bytes()),
+                Ok(ToLauncher::Trace(bytes)) => trace.iter_mut().for_each(|trace| trace.write(bytes)),
+                Ok(ToLauncher::Log(text)) => {
                     let text = text.replace(['\n', '\r'], " ");
                     log.write(format!("{} {text}\n", control::LOG).as_bytes());
                 }
-                // For people: a session's answers. Only a test begins one.
-                Ok(Ok(message)) => log.write(format!("control channel: {message:?}\n").as_bytes()),
+                Ok(message) => {
+                    // For people.
+                    log.write(format!("control channel: {message:?}\n").as_bytes());
+                    if let Some(message) = Message::of(frame.guest, &message) {
+                        // Without a session, nothing waits for it.
+                        let _ = session.send(message);
+                    }
+                }
                 // A kind may be newer than this launcher.
-                Ok(Err(MessageError::Kind(_))) => {}
-                Ok(Err(error)) => log.write(refused(error).as_bytes()),
+                Err(MessageError::Kind(_)) => {}
                 Err(error) => log.write(refused(error).as_bytes()),
             }
         }
@@ -179,7 +208,7 @@ mod tests {
     fn files_of(bytes: &[u8]) -> [String; 2] {
         let mut files = [Vec::new(), Vec::new()];
         let [log, trace] = &mut files;
-        read(bytes, sink(log), Some(sink(trace))).unwrap();
+        read(bytes, sink(log), Some(sink(trace)), &mpsc::channel().0).unwrap();
         files.map(|file| String::from_utf8(file).unwrap())
     }
 
@@ -229,7 +258,7 @@ mod tests {
         }
         let bytes = [&[0][..], &frame(&ToLauncher::Line("twofold:end reset")).repeat(9)].concat();
         let mut left = &*bytes;
-        let error = read(&mut left, sink(Full), None).unwrap_err();
+        let error = read(&mut left, sink(Full), None, &mpsc::channel().0).unwrap_err();
         assert_eq!((error.path, error.why.kind()), ("a file".into(), io::ErrorKind::StorageFull));
         assert!(left.is_empty());
     }

@@ -8,6 +8,7 @@
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The hypervisor's end is the control channel ([`channel`]). Its lines become a [`Control`] with its [`Report`] of figures ([`report`]).
+//!    A launch that is driven has a session on it, for commands ([`session`]).
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
 //! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]); [`exits::measure`] does so
@@ -33,6 +34,7 @@ pub mod outcome;
 pub mod qemu;
 pub mod report;
 pub mod run;
+pub mod session;
 pub mod verdict;
 
 pub use bundle::Bundle;
@@ -43,6 +45,6 @@ pub use machine::{Loaded, Machine};
 pub use outcome::{Console, Outcome};
 pub use qemu::{Qemu, QemuError};
 pub use report::{Control, Report, Test};
-pub use run::{Launch, RunError, Stop};
+pub use run::{Driver, Launch, RunError, Stop};
 pub use twofold_workload::policies::Policies;
 pub use verdict::Verdict;

@@ -21,7 +21,7 @@ pub struct Control {
     pub report: Report,
     /// Pages that the guest wrote, as runs, round by round.
     pub rounds: Vec<String>,
-    /// How it ended: power-off, reset, panic, error, tests. `None`: there was no such line.
+    /// How it ended: power-off, reset, quit, panic, error, tests. `None`: there was no such line.
     pub end: Option<String>,
     /// The image's exit status, its last line. `None`: there was no such line.
     pub exit: Option<i32>,

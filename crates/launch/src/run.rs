@@ -22,6 +22,7 @@ use crate::machine::{Machine, Serial};
 use crate::outcome::{Console, KEPT_LINES, Outcome};
 use crate::qemu::Qemu;
 use crate::report::Control;
+use crate::session::{Session, SessionError};
 
 /// The name of the console's log in a launch's directory.
 pub const CONSOLE_LOG: &str = "console.log";
@@ -44,6 +45,12 @@ pub struct Launch<'a> {
     pub timeout: Option<Duration>,
     /// Ends the launch from outside.
     pub stop: Stop,
+}
+
+/// What drives a machine that runs: commands to its hypervisor, by what it writes.
+pub struct Driver {
+    begin: Box<dyn FnOnce() -> Result<Session, SessionError> + Send>,
+    lines: Receiver<String>,
 }
 
 /// Asks every launch that has a clone of it to end. It is cheap to clone, and safe in a signal handler's thread.
@@ -98,6 +105,17 @@ impl From<SinkError> for RunError {
     }
 }
 
+impl Driver {
+    /// Begins the session. Returns it, and the lines of the console, from the first on.
+    ///
+    /// # Errors
+    ///
+    /// The hypervisor has ended, or refuses.
+    pub fn begin(self) -> Result<(Session, Receiver<String>), SessionError> {
+        Ok(((self.begin)()?, self.lines))
+    }
+}
+
 impl Stop {
     /// Asks the launches to end.
     pub fn request(&self) {
@@ -118,13 +136,61 @@ impl Launch<'_> {
 
     /// As [`run`](Self::run), and sends these bytes on the control channel when QEMU starts. What the hypervisor answers is
     /// in the control log.
-    pub fn run_asking(&self, asked: &[u8], mut on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
+    pub fn run_asking(&self, asked: &[u8], on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
+        let child = self.start(Serial::Pipe)?;
+        let control_error = |why| RunError::Log { path: self.directory.join(CONTROL_LOG), why };
+        child.listener.as_ref().map_or(Ok(()), |listener| listener.send(asked)).map_err(control_error)?;
+        self.follow(child, on_line, || false)
+    }
+
+    /// As [`run`](Self::run), and has `drive` begin a session and give commands, in a thread of its own. If it fails, the
+    /// machine is ended.
+    ///
+    /// # Errors
+    ///
+    /// The error of `drive`, or else that of the launch.
+    pub fn run_driven<T: Send, E: From<RunError> + Send>(
+        &self,
+        drive: impl FnOnce(Driver) -> Result<T, E> + Send,
+    ) -> Result<(Outcome, T), E> {
+        let mut child = self.start(Serial::Pipe)?;
+        let lost = |why| RunError::Log { path: self.directory.join(CONTROL_LOG), why };
+        let listener = child.listener.as_mut().ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
+        let begin = listener.session().map_err(lost)?;
+        let (sender, lines) = mpsc::channel();
+        let has_failed = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let driver = scope.spawn(|| {
+                let begin = Box::new(begin);
+                let driven = drive(Driver { begin, lines });
+                has_failed.store(driven.is_err(), Ordering::Release);
+                driven
+            });
+            let followed = self.follow(
+                child,
+                // A driver that has ended reads no more lines.
+                |line| _ = sender.send(line.to_owned()),
+                || has_failed.load(Ordering::Acquire),
+            );
+            // A driver that waits for a line learns that none comes. One that waits for an answer has learnt it already.
+            drop(sender);
+            let driven = driver.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // If the driver failed, the launch was ended because of that.
+            let driven = driven?;
+            Ok((followed?, driven))
+        })
+    }
+
+    /// Follows the console to the end, which comes early if `is_over` says so.
+    fn follow(
+        &self,
+        mut child: Running,
+        mut on_line: impl FnMut(&str),
+        is_over: impl Fn() -> bool,
+    ) -> Result<Outcome, RunError> {
         let log_path = self.directory.join(CONSOLE_LOG);
         let log_error = |why| RunError::Log { path: log_path.clone(), why };
         let mut log = File::create(&log_path).map_err(log_error)?;
-        let mut child = self.start(Serial::Pipe)?;
-        let control_error = |why| RunError::Log { path: self.directory.join(CONTROL_LOG), why };
-        child.listener.as_ref().map_or(Ok(()), |listener| listener.send(asked)).map_err(control_error)?;
         let lines = child.lines();
         let deadline = self.deadline();
         let mut console = Console::of(self.machine.several());
@@ -140,6 +206,9 @@ impl Launch<'_> {
                 Ok(line) => take(line)?,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break self.wait(&mut child, deadline)?,
+            }
+            if is_over() {
+                break Err(End::Stopped);
             }
             if let Err(end) = self.may_go_on(deadline) {
                 break Err(end);

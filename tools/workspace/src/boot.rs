@@ -11,7 +11,9 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use twofold_abi::control::{ORACLE_ARGUMENT, RECORD_ARGUMENT, TRACE_ARGUMENT};
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
-use twofold_launch::{Bundle, GuestSettings, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict, bundle};
+use twofold_launch::{
+    Bundle, Driver, GuestSettings, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict, bundle,
+};
 
 use crate::build;
 use crate::workspace::Workspace;
@@ -56,6 +58,29 @@ impl Boot<'_> {
     /// Boots the guests and waits for their end. A bad verdict becomes an error with the console's last lines and the path
     /// of the logs.
     pub fn run(&self, workspace: &Workspace, qemu: &Qemu) -> anyhow::Result<Outcome> {
+        let run = |launch: &Launch<'_>| match self.terminal {
+            true => launch.run_on_terminal(),
+            false => launch.run(|_| ()),
+        };
+        self.launch(workspace, qemu, |launch| Ok((run(launch)?, ()))).map(|(outcome, ())| outcome)
+    }
+
+    /// As [`run`](Self::run) with the console read by the launcher, and has `drive` give commands to the hypervisor.
+    pub fn run_driven<T: Send>(
+        &self,
+        workspace: &Workspace,
+        qemu: &Qemu,
+        drive: impl FnOnce(Driver) -> anyhow::Result<T> + Send,
+    ) -> anyhow::Result<(Outcome, T)> {
+        self.launch(workspace, qemu, |launch| launch.run_driven(drive))
+    }
+
+    fn launch<T>(
+        &self,
+        workspace: &Workspace,
+        qemu: &Qemu,
+        run: impl FnOnce(&Launch<'_>) -> anyhow::Result<(Outcome, T)>,
+    ) -> anyhow::Result<(Outcome, T)> {
         let runs = workspace.runs()?;
         let prefix = format!("{}-", self.label);
         let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(&runs).context("cannot write logs")?;
@@ -78,15 +103,15 @@ impl Boot<'_> {
             timeout: self.timeout,
             stop: workspace.stop().clone(),
         };
-        let ended = if self.terminal { launch.run_on_terminal() } else { launch.run(|_| ()) };
+        let ended = run(&launch);
         // The bundle is by far the largest file, and can be rebuilt from its parts.
         let _ = fs::remove_file(&bundle_path);
         match ended {
-            Ok(outcome) => self.judge(outcome, directory, &runs),
-            Err(RunError::Stopped) => Err(RunError::Stopped.into()),
+            Ok((outcome, result)) => self.judge(outcome, directory, &runs).map(|outcome| (outcome, result)),
+            Err(error) if matches!(error.downcast_ref(), Some(RunError::Stopped)) => Err(error),
             Err(error) => {
                 let _ = directory.keep();
-                Err(error.into())
+                Err(error)
             }
         }
     }
