@@ -11,7 +11,7 @@
 //!                              them `self`: a reader uses that for the figure of a part that has parts
 //! twofold:round N RUNS         an image with the feature `record`: pages of guest RAM that were written in round N, as
 //!                              runs FIRST+COUNT, ascending; a round too long for one line continues on the next
-//! twofold:end HOW              how it ended: power-off, reset, panic, error, tests; only `exit` follows
+//! twofold:end HOW              how it ended: power-off, reset, quit, panic, error, tests; only `exit` follows
 //! twofold:exit STATUS          the last line: one of [`exit`](crate::exit), in decimal
 //! twofold:test NAME [expect=N] one test of a test image (its answer to `list`); N is the exit status that the test
 //!                              must end with, if it is not success

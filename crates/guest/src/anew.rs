@@ -174,7 +174,8 @@ fn check_vcpus(boot: u32, tree: Fdt<'_>) -> Result<(), Failure> {
 }
 
 /// Starts all other vCPUs, and waits until they spin. They have changed their own part of the devices before.
-fn spin_all(tree: Fdt<'_>) -> Result<(), Failure> {
+/// Starts all other vCPUs, and returns when they spin.
+pub fn spin_all(tree: Fdt<'_>) -> Result<(), Failure> {
     let count = start_all(tree, spin)?;
     let start = vcpus::counter();
     while SPINNING.load(Ordering::Relaxed) < count as u64 {
@@ -319,14 +320,16 @@ fn change_interface() {
     }
 }
 
-fn load(address: u64) -> u32 {
+/// Reads a device's register.
+pub fn load(address: u64) -> u32 {
     let value: u32;
     // SAFETY: a device's register, mapped as device memory; the load reads no Rust object.
     unsafe { asm!("ldr {:w}, [{}]", out(reg) value, in(reg) address, options(nostack, preserves_flags)) };
     value
 }
 
-fn store(address: u64, value: u32) {
+/// Writes a device's register.
+pub fn store(address: u64, value: u32) {
     // SAFETY: as in `load`; the store writes no Rust object.
     unsafe { asm!("str {:w}, [{}]", in(reg) value, in(reg) address, options(nostack, preserves_flags)) };
 }

@@ -27,6 +27,7 @@ mod memory;
 mod mmu;
 mod mode;
 mod number;
+mod pace;
 mod pmu;
 mod program;
 mod psci;
@@ -143,6 +144,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Warm { count } => anew::warm(tree, &memory, count)?,
         Program::Cold { count } => anew::cold(count)?,
         Program::Watch { milliseconds } => watch::run(&memory, milliseconds)?,
+        Program::Pace { milliseconds, kind } => pace::run(tree, milliseconds, kind)?,
         Program::Loops { milliseconds } => loops::run(milliseconds),
         Program::Lock { count, kind } => lock::run(tree, count, kind)?,
         Program::Nowhere => lifecycle::nowhere(&memory)?,

@@ -7,7 +7,7 @@
 use crate::experiment::{Settings, WrongWord};
 use crate::lock::Kind;
 use crate::number::{hexadecimal, size};
-use crate::replay;
+use crate::{pace, replay};
 
 /// What the guest does.
 #[derive(Clone, Copy)]
@@ -38,6 +38,8 @@ pub enum Program<'a> {
     Watch { milliseconds: u64 },
     /// `loops=MILLISECONDS`: counts how often it can loop.
     Loops { milliseconds: u64 },
+    /// `pace=MILLISECONDS`: says for ever what its time is. It waits in the way that `wait=` names.
+    Pace { milliseconds: u64, kind: pace::Kind },
     /// `lock=COUNT`: all vCPUs take one lock, `COUNT` times each, of the kind after `by=`.
     Lock { count: u64, kind: Kind },
     /// `nowhere`: starts the second vCPU at an address without RAM.
@@ -71,6 +73,8 @@ pub enum Failure<'a> {
     Address(&'a str),
     #[error("by= needs the kind of the lock (ticket, swap or interrupt), not {0:?}")]
     Lock(&'a str),
+    #[error("wait= needs a way to wait (spin, interrupt or suspend), not {0:?}")]
+    Wait(&'a str),
     #[error("{0}")]
     Experiment(WrongWord<'a>),
 }
@@ -95,6 +99,7 @@ impl<'a> Program<'a> {
                 "cold" => Self::Cold { count: number(key, value)? },
                 "watch" => Self::Watch { milliseconds: number(key, value)? },
                 "loops" => Self::Loops { milliseconds: number(key, value)? },
+                "pace" => Self::Pace { milliseconds: number(key, value)?, kind: wait(arguments)? },
                 "lock" => Self::Lock { count: number(key, value)?, kind: kind(arguments)? },
                 "nowhere" => Self::Nowhere,
                 "together" => Self::Together,
@@ -121,6 +126,12 @@ impl<'a> Program<'a> {
 fn kind(arguments: &str) -> Result<Kind, Failure<'_>> {
     let name = word(arguments, "by=").unwrap_or_default();
     Kind::named(name).ok_or(Failure::Lock(name))
+}
+
+/// The way to wait that `wait=` names.
+fn wait(arguments: &str) -> Result<pace::Kind, Failure<'_>> {
+    let name = word(arguments, "wait=").unwrap_or("spin");
+    pace::Kind::named(name).ok_or(Failure::Wait(name))
 }
 
 fn word<'a>(arguments: &'a str, key: &str) -> Option<&'a str> {

@@ -63,6 +63,11 @@ pub fn sleep() {
     unsafe { asm!("wfi", options(nomem, nostack, preserves_flags)) };
 }
 
+/// Waits for an interrupt, by CPU_SUSPEND.
+pub fn suspend() {
+    call_with(CPU_SUSPEND_64, [0; 3]);
+}
+
 /// The version of PSCI.
 pub fn version() -> i64 {
     call_with(VERSION, [0; 3])

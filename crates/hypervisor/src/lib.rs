@@ -15,6 +15,7 @@
 //! | [`start`] | from a bundle to running guests |
 //! | [`survey`] | reads the features of each CPU that will run a vCPU |
 //! | [`vm`] | the virtual machine: the state that its vCPUs share, and its end |
+//! | [`life`] | whether a guest runs, as all CPUs see it; how its vCPUs are stopped and go on |
 //! | [`schedule`] | which vCPU or task runs on which CPU: the scheduler's lock, and the loop of a CPU |
 //! | [`vcpu`] | a vCPU's turn: enter, exit, answer, enter again |
 //! | [`restart`], [`tasks`] | a guest that begins anew after a reset; the hypervisor's own tasks |
@@ -77,6 +78,7 @@ pub mod gic;
 pub mod guest_cpu;
 pub mod heap;
 pub mod inject;
+pub mod life;
 pub mod masked;
 pub mod memory;
 pub mod mmio;

@@ -43,6 +43,8 @@ struct Running {
 
 /// What a restart does to the guest.
 pub(crate) trait Guest {
+    /// Whether it is to begin anew.
+    fn is_anew(&self) -> bool;
     /// Whether a vCPU is in its turn on a CPU.
     fn has_turns(&self) -> bool;
     /// Makes up to `most` bytes of RAM from this offset on read as zero. Returns how many; `None`: there are no more.
@@ -85,7 +87,9 @@ impl Restart {
     pub(crate) fn work(&self, vm: &impl Guest) -> Result<Progress, Error> {
         let mut guard = self.running.lock();
         let Some(running) = &mut *guard else { return Ok(Progress::Finished) };
-        let Some(step) = running.steps.get(running.next).copied() else {
+        // A guest that was ended meanwhile does not begin. This is under the lock that `begin` takes after the guest's life
+        // has changed, so it never drops a restart that is new.
+        let Some(step) = running.steps.get(running.next).copied().filter(|_| vm.is_anew()) else {
             *guard = None;
             return Ok(Progress::Finished);
         };

@@ -64,7 +64,7 @@ const CHANNEL_WEIGHT: Weight = DEFAULT_WEIGHT;
 
 /// Starts the CPUs. Returns what this one does from now on.
 fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
-    let guests = vm::install(made.guests);
+    let guests = vm::install(made.guests, made.channel_task);
     panic::set_last_exits(vm::write_last_exits);
     // In the order in which `Maker::guest` has added them.
     let mut entities: Vec<&'static dyn Entity> = Vec::new();

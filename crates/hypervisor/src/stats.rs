@@ -265,6 +265,22 @@ pub struct Figures<'a> {
     pub engine: &'a InstructionCounts,
 }
 
+/// Calls `each` with group, name and value of the figures of one guest, which may run; always in this order. The
+/// instructions are there if they are counted.
+pub fn for_each_figure(guest: &Figures<'_>, mut each: impl FnMut(&str, &str, u64)) {
+    let vcpus = guest.vcpus.iter().copied();
+    for_each_event(vcpus.clone(), &guest.memory, guest.engine, &mut each);
+    for (level, name) in LEAVES {
+        each("first_touches", name, guest.memory.first_touches[level]);
+    }
+    let sum = |of: &dyn Fn(&Stats) -> u64| vcpus.clone().map(of).sum::<u64>();
+    for_each_class(|name, of| each("exits", name, of.map(|class| sum(&|stats| get(&stats.exits[class]))).sum()));
+    let total = sum(&Stats::all_instructions);
+    if total != 0 {
+        each("el2_instructions", "total", total);
+    }
+}
+
 /// Writes the figures of all guests together to the control channel.
 pub fn report(guests: &[Figures<'_>]) {
     let mut events: Vec<(String, u64)> = Vec::new();

@@ -12,11 +12,12 @@ use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use spin::{Mutex, MutexGuard, Once};
+use twofold_abi::channel::GuestState;
 use twofold_abi::{bundle, exit, virt};
 use twofold_memory::{Error, GuestMemory, SlotId};
 use twofold_stage2::{Features, Ipa};
 use twofold_vmm::agreement;
-use twofold_vmm::claim::Claim;
+use twofold_vmm::life::{NotNow, State};
 use twofold_vmm::name::Name;
 use twofold_vmm::power::{Power, Start};
 use twofold_vmm::refusals::Refusals;
@@ -30,6 +31,7 @@ use crate::experiment::{EnginePlatform, ExitObserver, ObservedGuest, Observer};
 use crate::gic::physical::{self, OwnRedistributor};
 use crate::gic::sources::Sources;
 use crate::guest_cpu::{GuestCpu, IdValues};
+use crate::life::Shared;
 use crate::registers::{self, Confinement};
 use crate::restart::{self, Images, Restart};
 use crate::schedule::cpu::Progress;
@@ -37,7 +39,7 @@ use crate::schedule::deadlines::Due;
 use crate::stats::{self, Figures, Stats};
 use crate::switch::{LastVcpu, Seat};
 use crate::vcpu::state::Vcpu;
-use crate::{control, cpus, platform, power, schedule, shutdown, timer};
+use crate::{channel, control, cpus, platform, power, schedule, shutdown};
 
 /// The virtual machine.
 pub struct Vm {
@@ -52,8 +54,6 @@ pub struct Vm {
     last: LastVcpu,
     /// The ID registers that the guest sees.
     guest_cpu: GuestCpu,
-    /// How far the guest's counters are behind the machine's.
-    counter_offset: u64,
     /// The machine's interrupts.
     sources: Sources,
     /// What the guest has beside its memory.
@@ -66,8 +66,8 @@ pub struct Vm {
     /// The calls by which the guest measures itself; `None` if its bundle does not allow them.
     vendor: Option<VendorCalls>,
     refusals: Refusals,
-    /// Taken by the CPU that ends the guest.
-    end: Claim,
+    /// Whether it runs, and how far its counters are behind the machine's.
+    life: Shared,
     pub(crate) vcpus: Vec<VcpuSlot>,
 }
 
@@ -114,18 +114,26 @@ pub enum End {
     Reset,
 }
 
-/// The guests of the image, and how many of them have not ended.
-static GUESTS: Once<(Vec<Vm>, AtomicUsize)> = Once::new();
+/// The guests of the image.
+struct Guests {
+    all: Vec<Vm>,
+    /// How many of them have not ended.
+    left: AtomicUsize,
+    /// The task that waits for changes of their states.
+    channel_task: Option<EntityId>,
+}
 
-/// Makes these the guests of the image.
-pub fn install(guests: Vec<Vm>) -> &'static [Vm] {
-    let count = AtomicUsize::new(guests.len());
-    &GUESTS.call_once(|| (guests, count)).0
+static GUESTS: Once<Guests> = Once::new();
+
+/// Makes these the guests of the image. `channel_task` is the task of the control channel, if there is one.
+pub fn install(guests: Vec<Vm>, channel_task: Option<EntityId>) -> &'static [Vm] {
+    let left = AtomicUsize::new(guests.len());
+    &GUESTS.call_once(|| Guests { all: guests, left, channel_task }).all
 }
 
 /// The guests; empty before [`install`].
 pub(crate) fn all() -> &'static [Vm] {
-    GUESTS.get().map_or(&[], |(guests, _)| guests)
+    GUESTS.get().map_or(&[], |guests| &guests.all)
 }
 
 /// Writes the last exits of each vCPU, for a panic report.
@@ -144,7 +152,7 @@ pub(crate) fn confine_this_cpu(board: &Board, sources: &Sources) -> OwnRedistrib
         if let Err(unfit) = checked.and_then(|()| vm.guest_cpu.check_cpu(cpu, &ids)) {
             vm.fail(format_args!("{unfit}"));
         }
-        let (hcr, counter_offset) = (vm.hcr, vm.counter_offset);
+        let (hcr, counter_offset) = (vm.hcr, vm.counter_offset());
         let guest = Confinement { hcr, vtcr: stage2.vtcr(), vttbr: stage2.vttbr(), counter_offset };
         // SAFETY: a CPU calls this before it enters its first vCPU; this value of HCR_EL2 does not change EL2.
         unsafe { registers::set_for(&guest) };
@@ -191,7 +199,6 @@ impl Vm {
             hcr: hcr(memory.stage2().features()) | if waits_trap { WAITS } else { 0 },
             last: LastVcpu::default(),
             guest_cpu,
-            counter_offset: timer::machine_time(),
             sources,
             devices,
             power,
@@ -200,7 +207,7 @@ impl Vm {
             flags,
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
             refusals: Refusals::default(),
-            end: Claim::new(false),
+            life: Shared::new(),
             vcpus,
             ram,
             test,
@@ -229,8 +236,9 @@ impl Vm {
     }
 
     /// How far the guest's counters are behind the machine's.
+    #[inline(always)]
     pub(crate) fn counter_offset(&self) -> u64 {
-        self.counter_offset
+        self.life.offset()
     }
 
     /// The vCPU of this guest that the scheduler calls so.
@@ -252,7 +260,7 @@ impl Vm {
             vtcr: stage2.vtcr(),
             vttbr: stage2.vttbr(),
             vmpidr: RES1 | self.vcpus[index].mpidr,
-            counter_offset: self.counter_offset,
+            counter_offset: self.counter_offset(),
             vcpu: index as u32,
             last: &self.last,
         }
@@ -273,10 +281,10 @@ impl Vm {
         self.guest_cpu.has_random()
     }
 
-    /// Whether the guest has ended: none of its vCPUs may run.
+    /// Whether none of the guest's vCPUs may run: it is stopped, begins anew or has ended.
     #[inline(always)]
     pub(crate) fn has_stopped(&self) -> bool {
-        self.end.is_taken()
+        self.life.is_halted()
     }
 
     pub(crate) fn counts_instructions(&self) -> bool {
@@ -302,28 +310,34 @@ impl Vm {
         if self.flags & bundle::flags::RESTART == 0 {
             return self.end(End::Reset);
         }
-        if !self.end.take() {
-            return;
+        if self.life.change(|life, _| life.changes_itself(None)) {
+            self.begin_anew(why);
         }
+    }
+
+    /// The guest's life is *anew*: its vCPUs stop, and its task restarts it.
+    fn begin_anew(&self, why: Why) {
         control::log(format_args!("guest{}: reset", self.called()));
         self.restart.begin(why);
         self.devices.gic.kick_all();
+        self.announce();
         schedule::wake(self.task);
     }
 
     /// A piece of the work of a restart.
     pub(crate) fn restart(&self) -> Progress {
         self.restart.work(self).unwrap_or_else(|error| {
-            // The guest holds the claim since its reset.
-            control::error(format_args!("the guest{} cannot begin anew: {error}", self.called()));
-            self.last_words(("error", exit::CANNOT_START));
+            if self.life.change(|life, _| life.cannot_begin()) {
+                control::error(format_args!("the guest{} cannot begin anew: {error}", self.called()));
+                self.last_words(("error", exit::CANNOT_START));
+            }
             Progress::Finished
         })
     }
 
     /// The guest has ended itself. Its vCPUs stop. If it was the last guest, this reports, and exits.
     pub(crate) fn end(&self, end: End) {
-        if !self.end.take() {
+        if !self.life.change(|life, _| life.changes_itself(Some(State::Off))) {
             return;
         }
         self.report();
@@ -336,11 +350,82 @@ impl Vm {
     /// The guest cannot continue, for a reason that is not a defect of EL2. Its vCPUs stop; if it was the last guest, the
     /// image ends.
     pub(crate) fn stop_for(&self, why: fmt::Arguments) {
-        if !self.end.take() {
+        if !self.life.change(|life, _| life.changes_itself(Some(State::Failed))) {
             return;
         }
         control::error(format_args!("the guest{} cannot go on: {why}", self.called()));
         self.last_words(("error", exit::CANNOT_START));
+    }
+
+    /// What the guest does, for a launcher.
+    pub(crate) fn state(&self) -> GuestState {
+        self.life.change(|life, _| life.shown())
+    }
+
+    /// Whether a command to stop is under way.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.life.change(|life, _| life.is_stopping())
+    }
+
+    /// The guest's counter, and for how long it has stood still.
+    pub(crate) fn counter(&self) -> (u64, u64) {
+        self.life.change(|life, now| (life.counter(now), life.stood_still(now)))
+    }
+
+    /// The command to stop: H1 and H2. The vCPUs leave; [`settle`](Self::settle) finds when they have left.
+    pub(crate) fn stop(&self) -> Result<(), NotNow> {
+        self.life.change(|life, _| life.stop())?;
+        self.devices.gic.kick_all();
+        Ok(())
+    }
+
+    /// H4 and H5, if a command to stop is under way. Returns whether it waits for a vCPU that is about to leave its CPU.
+    pub(crate) fn settle(&self) -> bool {
+        if self.life.change(|life, _| life.state()) != State::Stopping {
+            return false;
+        }
+        if restart::Guest::has_turns(self) {
+            return true;
+        }
+        if self.life.change(|life, now| life.vcpus_left(now)) {
+            self.announce();
+        }
+        false
+    }
+
+    /// The command to continue: G1 and G2.
+    pub(crate) fn go_on(&self) -> Result<(), NotNow> {
+        self.life.change(|life, now| life.go_on(now))?;
+        self.announce();
+        for vcpu in &self.vcpus {
+            schedule::wake(vcpu.entity);
+        }
+        Ok(())
+    }
+
+    /// The command to reset. The guest begins anew, whether or not its own resets end it.
+    pub(crate) fn reset_by_command(&self) -> Result<(), NotNow> {
+        self.life.change(|life, _| life.reset())?;
+        self.begin_anew(Why::ColdReset);
+        Ok(())
+    }
+
+    /// The command to quit. Its vCPUs stop. What is left to do is the answer's, which comes before the image may end.
+    pub(crate) fn quit(&self) -> Result<Quit<'_>, NotNow> {
+        self.life.change(|life, _| life.quit())?;
+        self.devices.gic.kick_all();
+        Ok(Quit(self))
+    }
+
+    /// The state of the guest may be another one. Called without any lock of the guest or of a device.
+    fn announce(&self) {
+        let Some(guests) = GUESTS.get() else { return };
+        let Some(number) = guests.all.iter().position(|vm| core::ptr::eq(vm, self)) else { return };
+        // The state is read while this CPU has the channel. So of two CPUs, the later one sends the later state.
+        let _ = channel::with_session(|session, launcher| session.announce(number as u16, self.state(), launcher));
+        if let Some(task) = guests.channel_task {
+            schedule::wake(task);
+        }
     }
 
     /// Neither this guest nor another one can continue.
@@ -358,23 +443,40 @@ impl Vm {
     /// This guest has ended: the others go on, or the image ends.
     fn last_words(&self, (how, status): (&str, i32)) {
         self.devices.gic.kick_all();
-        let left = GUESTS.get().map_or(1, |(_, left)| left.fetch_sub(1, Ordering::AcqRel));
+        self.announce();
+        let left = GUESTS.get().map_or(1, |guests| guests.left.fetch_sub(1, Ordering::AcqRel));
         if left > 1 {
             return control::log(format_args!("guest{}: {how}", self.called()));
         }
-        let figures = all().iter().map(|vm| Figures {
-            vcpus: vm.vcpus.iter().map(|vcpu| &vcpu.stats).collect(),
-            memory: vm.memory.counts(),
-            engine: vm.memory.stage2().platform().counts(),
-        });
-        stats::report(&figures.collect::<Vec<_>>());
+        stats::report(&all().iter().map(Self::figures).collect::<Vec<_>>());
         control::end(how);
         shutdown::exit(status)
+    }
+
+    /// Its figures.
+    pub(crate) fn figures(&self) -> Figures<'_> {
+        Figures {
+            vcpus: self.vcpus.iter().map(|vcpu| &vcpu.stats).collect(),
+            memory: self.memory.counts(),
+            engine: self.memory.stage2().platform().counts(),
+        }
     }
 
     /// Its name, if there are several.
     fn called(&self) -> Called {
         Called((all().len() > 1).then_some(self.name))
+    }
+}
+
+/// A guest that a command has ended.
+#[must_use = "the guest is still counted as one that runs"]
+pub(crate) struct Quit<'a>(&'a Vm);
+
+impl Quit<'_> {
+    /// If it was the last guest, this reports, and exits.
+    pub(crate) fn end(self) {
+        self.0.report();
+        self.0.last_words(("quit", exit::POWER_OFF));
     }
 }
 
@@ -409,6 +511,10 @@ const RES1: u64 = 1 << 31;
 const WAITS: u64 = 1 << 13 | 1 << 14;
 
 impl restart::Guest for Vm {
+    fn is_anew(&self) -> bool {
+        self.life.change(|life, _| life.is_anew())
+    }
+
     fn has_turns(&self) -> bool {
         // A vCPU's lock is free only between two turns, and a turn that begins after this looked sees that the guest has
         // stopped.
@@ -441,8 +547,11 @@ impl restart::Guest for Vm {
             vcpu.state.lock().switch_off();
         }
         self.power.lock().restart();
-        self.end.give_back();
-        schedule::wake(self.vcpus[0].entity);
+        let runs = self.life.change(|life, now| life.has_begun(now));
+        self.announce();
+        if runs == Some(true) {
+            schedule::wake(self.vcpus[0].entity);
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 //! | [`agreement`] | the features that the guest's CPUs share, and the CPUs that must not run it |
 //! | [`calls`] | a guest's calls by HVC and SMC: which service answers, and what can be discovered |
 //! | [`power`] | the power states of vCPUs that share CPUs, and PSCI 1.1 |
+//! | [`life`] | whether a guest runs, is stopped, starts anew or has ended, and its time |
 //! | [`restart`] | how a guest begins, and begins anew after a reset |
 //! | [`trng`] | random numbers for a guest |
 //! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
@@ -34,6 +35,7 @@ pub mod config;
 pub mod device_tree;
 pub mod guests;
 pub mod images;
+pub mod life;
 pub mod load;
 pub mod name;
 pub mod power;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use twofold_launch::guest::WEIGHT_DEFAULT;
-use twofold_launch::{GuestSettings, Outcome, Pages, Qemu, machine};
+use twofold_launch::{Driver, GuestSettings, Outcome, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::{self, Wanted};
@@ -76,8 +76,22 @@ impl Machines {
         self.boot(guests, clock, false)
     }
 
+    /// Boots guests, which `drive` commands. A command has to end them, or they power off.
+    pub fn driven<T: Send>(
+        &self,
+        guests: Vec<GuestSettings>,
+        clock: Clock,
+        drive: impl FnOnce(Driver) -> anyhow::Result<T> + Send,
+    ) -> anyhow::Result<(Outcome, T)> {
+        Self::plan(guests, clock, false).run_driven(&self.workspace, &self.qemu, drive)
+    }
+
     fn boot(&self, guests: Vec<GuestSettings>, clock: Clock, checked: bool) -> anyhow::Result<Outcome> {
-        let boot = Boot {
+        Self::plan(guests, clock, checked).run(&self.workspace, &self.qemu)
+    }
+
+    fn plan(guests: Vec<GuestSettings>, clock: Clock, checked: bool) -> Boot<'static> {
+        Boot {
             label: "vm",
             guests,
             cpu: machine::CPU_DEFAULT,
@@ -88,8 +102,7 @@ impl Machines {
             timeout: Some(Duration::from_secs(900)),
             terminal: false,
             image: Image::Plain,
-        };
-        boot.run(&self.workspace, &self.qemu)
+        }
     }
 }
 

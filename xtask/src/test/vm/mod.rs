@@ -5,11 +5,13 @@
 //! |---|---|
 //! | [`machines`] | what guests are made of, and how they are booted |
 //! | [`linux`] | Debian's kernel under load, alone and in pairs |
+//! | [`commands`] | commands of a launcher: stop, continue, reset, quit, statistics |
 //! | [`resets`] | guests that reset themselves, power off or fail beside another one |
 //! | [`shares`] | what the scheduler gives to guests, and to vCPUs that contend for a lock |
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
+mod commands;
 mod linux;
 mod machines;
 mod resets;
@@ -64,6 +66,11 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("cold_resets_in_a_row", Depth::Quick, |machines| resets::cold(machines, 10)),
     ("a_hundred_cold_resets_in_a_row", Depth::Full, |machines| resets::cold(machines, 100)),
     ("resets_of_two_guests_at_once", Depth::Full, |machines| resets::two_at_once(machines, 100)),
+    ("commands_to_a_guest_that_spins", Depth::Quick, |machines| commands::commands(machines, "spin")),
+    ("commands_to_a_guest_in_wfi", Depth::Full, |machines| commands::commands(machines, "interrupt")),
+    ("commands_to_a_guest_in_cpu_suspend", Depth::Full, |machines| commands::commands(machines, "suspend")),
+    ("a_stopped_guest_has_wall_time", Depth::Quick, commands::wall_time),
+    ("stops_and_resets_while_all_vcpus_spin", Depth::Full, |machines| commands::contended(machines, 20)),
     ("guests_get_their_shares", Depth::Quick, shares::weights),
     ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
     ("a_lock_is_never_lost", Depth::Full, shares::spin_lock),

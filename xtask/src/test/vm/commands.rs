@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `vm`: commands on the control channel while guests run.
+//!
+//! The program `pace` (`crates/guest/src/pace.rs`) says what its counter and its clock show. How long a guest was stopped is
+//! the hypervisor's own figure, so no test depends on how long anything took.
+
+use std::sync::mpsc::Receiver;
+
+use anyhow::{Context, ensure};
+use twofold_abi::channel::{Command, GuestState, Reason};
+use twofold_launch::Driver;
+use twofold_launch::session::{Answer, Session};
+use twofold_workspace::output;
+
+use super::machines::{Clock, Machines, figure};
+
+/// A guest is stopped, goes on, begins anew and is ended, each while it waits in this way, beside one that must not notice.
+/// On one CPU and by the instructions executed, so the bound on how late the guest is is the same each time.
+pub fn commands(machines: &Machines, wait: &'static str) -> anyhow::Result<()> {
+    let guests = vec![
+        machines.bare("one", 1, &format!("pace={STEP} wait={wait}")),
+        machines.bare("two", 1, "watch=2500"),
+        // The machine ends with the last guest, and only a command ends this one.
+        machines.bare("three", 1, "pace=1000"),
+    ];
+    let (outcome, late) = machines.driven(guests, Clock::Counted, move |driver| {
+        let mut one = Commanded::begin(driver, 0, "[one] ")?;
+        ensure!(one.session.guests() == 3, "{} guests", one.session.guests());
+        one.paces(3)?;
+        let stopped_at = one.stop_for(STOPPED_TICKS)?;
+        one.go_on()?;
+        let late = one.pace_that(|pace| pace.counter > stopped_at)?.late;
+        ensure!(
+            late < LATE_MOST,
+            "after a stop of {STOPPED_TICKS} ticks the guest's counter was {late} us late, and {LATE_MOST} are the most"
+        );
+        one.reset()?;
+        one.stop_during_reset()?;
+        one.go_on()?;
+        one.quit()?;
+        one.session.wait_for(1, 0, GuestState::Off)?;
+        one.session.ask(None, Command::Quit)?.accepted()?;
+        Ok(late)
+    })?;
+    output::remark(&format!("wait={wait}: {late} us late at most, stopped for longer than {LATE_MOST}"));
+    figure(&outcome, "[two] watch: ", " rounds, nothing changed")?;
+    Ok(())
+}
+
+/// A guest with a CPU for each of its vCPUs, which all spin, is stopped again and again. Its counter stands still, and its
+/// clock goes on. Then the launcher ends the hypervisor.
+pub fn wall_time(machines: &Machines) -> anyhow::Result<()> {
+    let guests = vec![machines.bare("one", 2, &format!("pace={STEP}"))];
+    let (outcome, ()) = machines.driven(guests, Clock::Real, |driver| {
+        let mut one = Commanded::begin(driver, 0, "")?;
+        let first = one.paces(1)?.pop().context("no pace")?;
+        for _ in 0..20 {
+            one.stop_for(0)?;
+            one.go_on()?;
+        }
+        one.stop_for(SECONDS * FREQUENCY)?;
+        one.go_on()?;
+        let stood_still = microseconds(one.statistics()?.stopped()?);
+        // A line that the guest wrote before the stop may still be on its way.
+        let is_late = |pace: &Pace| pace.clock - first.clock >= SECONDS - 1;
+        let last = one.pace_that(is_late)?;
+        let (counter, clock) = (last.counter - first.counter, (last.clock - first.clock) * 1_000_000);
+        output::remark(&format!("{counter} us by the counter, {clock} by the clock, stopped for {stood_still} us"));
+        // Each clock was cut to seconds.
+        ensure!(
+            clock.abs_diff(counter + stood_still) <= 2_000_000,
+            "by its clock {clock} us went by, by its counter {counter}, and it was stopped for {stood_still} us"
+        );
+        one.session.ask(None, Command::Statistics)?.accepted()?;
+        one.session.ask(None, Command::Quit)?.accepted()?;
+        Ok(())
+    })?;
+    ensure!(outcome.control.end.as_deref() == Some("quit"), "{:?}", outcome.control.end);
+    ensure!(outcome.control.report.get("exits.interrupt").is_some(), "there is no report");
+    Ok(())
+}
+
+/// A guest with more vCPUs than CPUs is stopped and started anew again and again, while all of them spin.
+pub fn contended(machines: &Machines, rounds: usize) -> anyhow::Result<()> {
+    let guests = vec![machines.bare("one", 4, &format!("pace={STEP}")), machines.bare("two", 3, "pace=20")];
+    let (_, ()) = machines.driven(guests, Clock::Real, move |driver| {
+        let mut one = Commanded::begin(driver, 0, "[one] ")?;
+        for _ in 0..rounds {
+            one.stop_for(0)?;
+            one.go_on()?;
+            one.reset()?;
+            one.stop_during_reset()?;
+            one.reset()?;
+            one.go_on_after(GuestState::Stopped)?;
+            one.paces(1)?;
+        }
+        one.session.ask(None, Command::Quit)?.accepted()?;
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Milliseconds between two lines of the guest.
+const STEP: u64 = 20;
+/// QEMU's counter, ticks in a second.
+const FREQUENCY: u64 = 62_500_000;
+/// For how long the guest is stopped at least: 600 ms.
+const STOPPED_TICKS: u64 = FREQUENCY * 6 / 10;
+/// By how many microseconds a guest's counter may be late, whatever happens: it shares its CPU with one other guest, so
+/// this is many slices.
+const LATE_MOST: u64 = 100_000;
+/// For how many seconds a guest is stopped at least whose clock is compared.
+const SECONDS: u64 = 5;
+
+fn microseconds(ticks: u64) -> u64 {
+    ticks * 2 / (2 * FREQUENCY / 1_000_000)
+}
+
+/// A guest under command, and what it writes.
+struct Commanded {
+    session: Session,
+    lines: Receiver<String>,
+    guest: u16,
+    prefix: &'static str,
+    /// How many of its states were waited for.
+    seen: usize,
+}
+
+/// A line of the guest.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    /// Microseconds.
+    counter: u64,
+    /// Seconds.
+    clock: u64,
+    /// Microseconds.
+    late: u64,
+}
+
+impl Commanded {
+    fn begin(driver: Driver, guest: u16, prefix: &'static str) -> anyhow::Result<Self> {
+        let (mut session, lines) = driver.begin()?;
+        let seen = session.wait_for(guest, 0, GuestState::Running)?;
+        Ok(Self { session, lines, guest, prefix, seen })
+    }
+
+    /// The next lines, after the guest has begun.
+    fn paces(&mut self, count: usize) -> anyhow::Result<Vec<Pace>> {
+        let mut paces = Vec::new();
+        while paces.len() < count {
+            paces.push(self.pace_that(|_| true)?);
+        }
+        Ok(paces)
+    }
+
+    /// The next line like this.
+    fn pace_that(&mut self, is_wanted: impl Fn(&Pace) -> bool) -> anyhow::Result<Pace> {
+        loop {
+            let line = self.lines.recv().context("the machine has ended")?;
+            let pace = line.strip_prefix(self.prefix).and_then(Pace::read);
+            if let Some(pace) = pace.filter(&is_wanted) {
+                return Ok(pace);
+            }
+        }
+    }
+
+    fn ask(&mut self, command: Command) -> anyhow::Result<Answer> {
+        Ok(self.session.ask(Some(self.guest), command)?)
+    }
+
+    fn state(&mut self, state: GuestState) -> anyhow::Result<()> {
+        self.seen = self.session.wait_for(self.guest, self.seen, state)?;
+        Ok(())
+    }
+
+    fn statistics(&mut self) -> anyhow::Result<Answer> {
+        self.ask(Command::Statistics)?.accepted()
+    }
+
+    /// Stops the guest until its counter has stood still for these ticks more. Nothing of it changes meanwhile. Returns the
+    /// counter, in microseconds.
+    fn stop_for(&mut self, ticks: u64) -> anyhow::Result<u64> {
+        self.ask(Command::Continue)?.refused(Reason::State)?;
+        let before = self.statistics()?.stopped()?;
+        self.ask(Command::Stop)?.accepted()?;
+        self.state(GuestState::Stopped)?;
+        self.ask(Command::Stop)?.refused(Reason::State)?;
+        let first = self.statistics()?;
+        loop {
+            let mut next = self.statistics()?;
+            let stopped = next.stopped()? - before;
+            ensure!(stopped > first.stopped()? - before, "time does not go on");
+            next.figures.iter_mut().filter(|(_, key, _)| key == STOPPED).for_each(|figure| figure.2 = 0);
+            let mut same = first.clone();
+            same.figures.iter_mut().filter(|(_, key, _)| key == STOPPED).for_each(|figure| figure.2 = 0);
+            ensure!(next == same, "a figure of a stopped guest changes:\n{same:?}\n{next:?}");
+            if stopped >= ticks {
+                let counter = next.figures.iter().find(|(_, key, _)| key == "counter.now").context("no counter.now")?.2;
+                return Ok(microseconds(counter));
+            }
+        }
+    }
+
+    fn go_on(&mut self) -> anyhow::Result<()> {
+        self.go_on_after(GuestState::Stopped)
+    }
+
+    fn go_on_after(&mut self, state: GuestState) -> anyhow::Result<()> {
+        // It may be stopped since long ago.
+        if self.session.states(self.guest).last() != Some(&state) {
+            self.state(state)?;
+        }
+        self.ask(Command::Continue)?.accepted()?;
+        self.state(GuestState::Running)
+    }
+
+    /// The guest begins anew. It may be stopped, and then it is afterwards.
+    fn reset(&mut self) -> anyhow::Result<()> {
+        let was_stopped = self.session.states(self.guest).last() == Some(&GuestState::Stopped);
+        self.ask(Command::Reset)?.accepted()?;
+        self.state(GuestState::Reset)?;
+        self.state(if was_stopped { GuestState::Stopped } else { GuestState::Running })
+    }
+
+    /// The guest begins anew, and is stopped before it has begun, or right after.
+    fn stop_during_reset(&mut self) -> anyhow::Result<()> {
+        let guest = Some(self.guest);
+        let requests = [Command::Reset, Command::Stop].map(|command| self.session.send(guest, command));
+        for request in requests {
+            self.session.answer(request?)?.accepted()?;
+        }
+        self.state(GuestState::Reset)?;
+        self.state(GuestState::Stopped)
+    }
+
+    fn quit(&mut self) -> anyhow::Result<()> {
+        self.ask(Command::Quit)?.accepted()?;
+        self.state(GuestState::Off)?;
+        for command in [Command::Stop, Command::Continue, Command::Reset, Command::Quit] {
+            self.ask(command)?.refused(Reason::State)?;
+        }
+        Ok(())
+    }
+}
+
+const STOPPED: &str = "counter.stopped";
+
+/// What a test asks of an answer.
+trait Judged: Sized {
+    fn accepted(self) -> anyhow::Result<Answer>;
+    fn refused(self, reason: Reason) -> anyhow::Result<()>;
+    fn stopped(&self) -> anyhow::Result<u64>;
+}
+
+impl Judged for Answer {
+    fn accepted(self) -> anyhow::Result<Answer> {
+        match self.refusal {
+            None => Ok(self),
+            Some(refusal) => Err(refusal.into()),
+        }
+    }
+
+    fn refused(self, reason: Reason) -> anyhow::Result<()> {
+        let found = self.refusal.map(|refusal| refusal.reason);
+        ensure!(found == Some(reason), "a command is to be refused with {reason:?}, and is with {found:?}");
+        Ok(())
+    }
+
+    /// For how many ticks the guest was stopped.
+    fn stopped(&self) -> anyhow::Result<u64> {
+        let figure = self.figures.iter().find(|(_, key, _)| key == STOPPED);
+        figure.map(|figure| figure.2).with_context(|| format!("no {STOPPED} in {:?}", self.figures))
+    }
+}
+
+impl Pace {
+    fn read(line: &str) -> Option<Self> {
+        let (_, rest) = line.strip_prefix("pace: ")?.split_once(", counter ")?;
+        let (counter, rest) = rest.split_once(" us, clock ")?;
+        let (clock, late) = rest.split_once(" s, late ")?;
+        let number = |text: &str| text.parse().ok();
+        Some(Self { counter: number(counter)?, clock: number(clock)?, late: number(late.strip_suffix(" us")?)? })
+    }
+}
