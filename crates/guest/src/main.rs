@@ -144,7 +144,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Warm { count } => anew::warm(tree, &memory, count)?,
         Program::Cold { count } => anew::cold(count)?,
         Program::Watch { milliseconds } => watch::run(&memory, milliseconds)?,
-        Program::Pace { milliseconds, kind } => pace::run(tree, milliseconds, kind)?,
+        Program::Pace { milliseconds, kind, is_alone } => pace::run(tree, milliseconds, kind, is_alone)?,
         Program::Loops { milliseconds } => loops::run(milliseconds),
         Program::Lock { count, kind } => lock::run(tree, count, kind)?,
         Program::Nowhere => lifecycle::nowhere(&memory)?,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `pace=MILLISECONDS wait=KIND`: a guest that never ends. After each such time by its counter it says what its counter and
-//! its clock show, and by how much the counter was ahead at most when such a time was over. All other vCPUs spin.
+//! its clock show, and by how much the counter was ahead at most when such a time was over. All other vCPUs spin, or are off (`alone`).
 //!
 //! | kind | how it waits |
 //! |---|---|
@@ -37,8 +37,10 @@ impl Kind {
 }
 
 /// Says what the time is, for ever.
-pub fn run(tree: Fdt<'_>, milliseconds: u64, kind: Kind) -> Result<(), anew::Failure> {
-    anew::spin_all(tree)?;
+pub fn run(tree: Fdt<'_>, milliseconds: u64, kind: Kind, is_alone: bool) -> Result<(), anew::Failure> {
+    if !is_alone {
+        anew::spin_all(tree)?;
+    }
     enable_timer();
     let frequency = vcpus::frequency();
     let microseconds = |ticks: u64| u128::from(ticks) * 1_000_000 / u128::from(frequency);

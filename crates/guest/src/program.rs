@@ -38,8 +38,9 @@ pub enum Program<'a> {
     Watch { milliseconds: u64 },
     /// `loops=MILLISECONDS`: counts how often it can loop.
     Loops { milliseconds: u64 },
-    /// `pace=MILLISECONDS`: says for ever what its time is. It waits in the way that `wait=` names.
-    Pace { milliseconds: u64, kind: pace::Kind },
+    /// `pace=MILLISECONDS`: says for ever what its time is. It waits in the way that `wait=` names. With the word `alone`, no
+    /// other vCPU is started.
+    Pace { milliseconds: u64, kind: pace::Kind, is_alone: bool },
     /// `lock=COUNT`: all vCPUs take one lock, `COUNT` times each, of the kind after `by=`.
     Lock { count: u64, kind: Kind },
     /// `nowhere`: starts the second vCPU at an address without RAM.
@@ -99,7 +100,11 @@ impl<'a> Program<'a> {
                 "cold" => Self::Cold { count: number(key, value)? },
                 "watch" => Self::Watch { milliseconds: number(key, value)? },
                 "loops" => Self::Loops { milliseconds: number(key, value)? },
-                "pace" => Self::Pace { milliseconds: number(key, value)?, kind: wait(arguments)? },
+                "pace" => Self::Pace {
+                    milliseconds: number(key, value)?,
+                    kind: wait(arguments)?,
+                    is_alone: arguments.split_ascii_whitespace().any(|word| word == "alone"),
+                },
                 "lock" => Self::Lock { count: number(key, value)?, kind: kind(arguments)? },
                 "nowhere" => Self::Nowhere,
                 "together" => Self::Together,

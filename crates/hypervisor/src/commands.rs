@@ -20,7 +20,8 @@ use twofold_vmm::session::{Asked, Guests};
 
 use crate::channel::{self, Polled};
 use crate::schedule::cpu::Progress;
-use crate::vm::{Quit, Vm};
+use crate::vm::Vm;
+use crate::vm::commanded::Quit;
 use crate::{heap, stats};
 
 /// What is done for the launcher.
@@ -52,24 +53,18 @@ impl Commands {
     /// A piece of the work.
     pub(crate) fn work(&mut self) -> Progress {
         let guests = self.guests;
-        let mut is_over = true;
+        let mut has_more = false;
         for vm in guests.0 {
-            is_over &= !vm.settle();
+            has_more |= vm.settle();
         }
-        let mut place = 0;
-        while place < self.under_way.len() {
-            match self.under_way.remove(place).piece(guests) {
-                Some(more) => {
-                    // A stop that waits for a restart goes on when the restart wakes this task.
-                    is_over &= matches!(more, UnderWay::Stop(_));
-                    self.under_way.insert(place, more);
-                    place += 1;
-                }
-                None => is_over = false,
-            }
+        // One command at a time, in turn: a piece of the work is bounded however many there are.
+        if let Some(first) = self.under_way.pop_at(0) {
+            self.under_way.extend(first.piece(guests));
         }
+        // A stop that waits for a restart goes on when the restart wakes this task.
+        has_more |= self.under_way.iter().any(|command| !command.waits(guests));
         match channel::poll(&guests) {
-            Polled::Nothing if is_over => return Progress::Finished,
+            Polled::Nothing if !has_more => return Progress::Finished,
             Polled::Nothing | Polled::More => {}
             Polled::Command(asked) if self.under_way.is_full() => {
                 refuse(asked, Reason::Busy, format_args!("{COMMANDS_MAX} commands are under way"));
@@ -81,16 +76,20 @@ impl Commands {
 }
 
 impl UnderWay {
+    /// Whether its next piece has to wait for a guest.
+    fn waits(&self, guests: All) -> bool {
+        matches!(self, Self::Stop(asked) if guests.named(asked).any(Vm::is_stopping))
+    }
+
     /// A piece of the work; `None`: the command is answered.
     fn piece(self, guests: All) -> Option<Self> {
+        if self.waits(guests) {
+            return Some(self);
+        }
         match self {
             Self::Stop(asked) => {
-                let mut named = guests.named(&asked);
-                if named.clone().any(Vm::is_stopping) {
-                    return Some(Self::Stop(asked));
-                }
                 let has_ended = |vm: &Vm| matches!(vm.state(), GuestState::Off | GuestState::Failed);
-                if asked.guest().is_some() && named.any(has_ended) {
+                if asked.guest().is_some() && guests.named(&asked).any(has_ended) {
                     refuse(asked, Reason::State, format_args!("the guest ended before it was stopped"));
                 } else {
                     done(asked);
@@ -104,7 +103,7 @@ impl UnderWay {
 
 impl All {
     /// The guests that a command names.
-    fn named(self, asked: &Asked) -> impl Iterator<Item = &'static Vm> + Clone + use<> {
+    fn named(self, asked: &Asked) -> impl Iterator<Item = &'static Vm> + use<> {
         let number = asked.guest().map(usize::from);
         let all = self.0.iter().enumerate();
         all.filter(move |(index, _)| number.is_none_or(|number| number == *index)).map(|(_, vm)| vm)

@@ -17,7 +17,7 @@ use twofold_abi::{bundle, exit, virt};
 use twofold_memory::{Error, GuestMemory, SlotId};
 use twofold_stage2::{Features, Ipa};
 use twofold_vmm::agreement;
-use twofold_vmm::life::{NotNow, State};
+use twofold_vmm::life::State;
 use twofold_vmm::name::Name;
 use twofold_vmm::power::{Power, Start};
 use twofold_vmm::refusals::Refusals;
@@ -40,6 +40,8 @@ use crate::stats::{self, Figures, Stats};
 use crate::switch::{LastVcpu, Seat};
 use crate::vcpu::state::Vcpu;
 use crate::{channel, control, cpus, platform, power, schedule, shutdown};
+
+pub(crate) mod commanded;
 
 /// The virtual machine.
 pub struct Vm {
@@ -362,61 +364,6 @@ impl Vm {
         self.life.change(|life, _| life.shown())
     }
 
-    /// Whether a command to stop is under way.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.life.change(|life, _| life.is_stopping())
-    }
-
-    /// The guest's counter, and for how long it has stood still.
-    pub(crate) fn counter(&self) -> (u64, u64) {
-        self.life.change(|life, now| (life.counter(now), life.stood_still(now)))
-    }
-
-    /// The command to stop: H1 and H2. The vCPUs leave; [`settle`](Self::settle) finds when they have left.
-    pub(crate) fn stop(&self) -> Result<(), NotNow> {
-        self.life.change(|life, _| life.stop())?;
-        self.devices.gic.kick_all();
-        Ok(())
-    }
-
-    /// H4 and H5, if a command to stop is under way. Returns whether it waits for a vCPU that is about to leave its CPU.
-    pub(crate) fn settle(&self) -> bool {
-        if self.life.change(|life, _| life.state()) != State::Stopping {
-            return false;
-        }
-        if restart::Guest::has_turns(self) {
-            return true;
-        }
-        if self.life.change(|life, now| life.vcpus_left(now)) {
-            self.announce();
-        }
-        false
-    }
-
-    /// The command to continue: G1 and G2.
-    pub(crate) fn go_on(&self) -> Result<(), NotNow> {
-        self.life.change(|life, now| life.go_on(now))?;
-        self.announce();
-        for vcpu in &self.vcpus {
-            schedule::wake(vcpu.entity);
-        }
-        Ok(())
-    }
-
-    /// The command to reset. The guest begins anew, whether or not its own resets end it.
-    pub(crate) fn reset_by_command(&self) -> Result<(), NotNow> {
-        self.life.change(|life, _| life.reset())?;
-        self.begin_anew(Why::ColdReset);
-        Ok(())
-    }
-
-    /// The command to quit. Its vCPUs stop. What is left to do is the answer's, which comes before the image may end.
-    pub(crate) fn quit(&self) -> Result<Quit<'_>, NotNow> {
-        self.life.change(|life, _| life.quit())?;
-        self.devices.gic.kick_all();
-        Ok(Quit(self))
-    }
-
     /// The state of the guest may be another one. Called without any lock of the guest or of a device.
     fn announce(&self) {
         let Some(guests) = GUESTS.get() else { return };
@@ -465,18 +412,6 @@ impl Vm {
     /// Its name, if there are several.
     fn called(&self) -> Called {
         Called((all().len() > 1).then_some(self.name))
-    }
-}
-
-/// A guest that a command has ended.
-#[must_use = "the guest is still counted as one that runs"]
-pub(crate) struct Quit<'a>(&'a Vm);
-
-impl Quit<'_> {
-    /// If it was the last guest, this reports, and exits.
-    pub(crate) fn end(self) {
-        self.0.report();
-        self.0.last_words(("quit", exit::POWER_OFF));
     }
 }
 

@@ -293,11 +293,13 @@ fn of_crates() -> Vec<Judge> {
         all("vmm", "agreement"),
         all("vmm", "guests"),
         all("vmm", "calls"),
+        all("vmm", "life"),
         all("vmm", "power"),
         all("vmm", "psci"),
         all("vmm", "refusals"),
         all("vmm", "restart"),
         all("vmm", "scheduler"),
+        all("vmm", "session"),
         Judge { filter: "file_store::", ..all("machine", "twofold_machine") },
         Judge { except: &["vcpus::"], ..all("machine", "file_store") },
     ]

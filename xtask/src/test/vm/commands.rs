@@ -80,6 +80,23 @@ pub fn wall_time(machines: &Machines) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A guest whose only vCPU that is on never leaves its CPU by itself is stopped again and again, while the other CPU is
+/// idle. Nothing but the stop makes the CPU leave the guest.
+pub fn beside_an_idle_cpu(machines: &Machines) -> anyhow::Result<()> {
+    let guests = vec![machines.bare("one", 2, &format!("pace={STEP} alone"))];
+    let (_, ()) = machines.driven(guests, Clock::Real, |driver| {
+        let mut one = Commanded::begin(driver, 0, "")?;
+        one.paces(1)?;
+        for _ in 0..20 {
+            one.stop_for(0)?;
+            one.go_on()?;
+        }
+        one.ask(Command::Quit)?.accepted()?;
+        Ok(())
+    })?;
+    Ok(())
+}
+
 /// A guest with more vCPUs than CPUs is stopped and started anew again and again, while all of them spin.
 pub fn contended(machines: &Machines, rounds: usize) -> anyhow::Result<()> {
     let guests = vec![machines.bare("one", 4, &format!("pace={STEP}")), machines.bare("two", 3, "pace=20")];

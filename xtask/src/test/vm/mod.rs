@@ -70,6 +70,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("commands_to_a_guest_in_wfi", Depth::Full, |machines| commands::commands(machines, "interrupt")),
     ("commands_to_a_guest_in_cpu_suspend", Depth::Full, |machines| commands::commands(machines, "suspend")),
     ("a_stopped_guest_has_wall_time", Depth::Quick, commands::wall_time),
+    ("a_guest_beside_an_idle_cpu_is_stopped", Depth::Quick, commands::beside_an_idle_cpu),
     ("stops_and_resets_while_all_vcpus_spin", Depth::Full, |machines| commands::contended(machines, 20)),
     ("guests_get_their_shares", Depth::Quick, shares::weights),
     ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
