@@ -8,7 +8,7 @@
 //! answered: a stop when the guest is stopped, statistics after the last figure, and each other one when it is decided. A
 //! command without a guest is carried out on each guest that is in a state for it, and refused if there is none.
 //!
-//! Invariants: each command is answered once. A piece of the work answers one command, or sends [`FIGURES`] figures.
+//! Invariants: each command is answered once. A piece of the work answers one command, or sends `FIGURES` figures.
 
 use core::fmt::Write;
 

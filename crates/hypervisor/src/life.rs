@@ -3,7 +3,7 @@
 //!
 //! # Stop
 //!
-//! - H1. The task of the control channel changes the life to *stopping*, which [`Shared::is_halted`] shows from then on.
+//! - H1. The task of the control channel changes the life to *stopping*, which `Shared::is_halted` shows from then on.
 //! - H2. It kicks each CPU that has a vCPU of the guest loaded (`GuestGic::kick_all`).
 //! - H3. Each vCPU leaves its CPU. A turn that is about to enter the guest for the first time looks after T2. A turn in T4
 //!   looks when it has taken the SGI. A turn that begins later looks before T1, and blocks the vCPU.

@@ -141,7 +141,7 @@ fn a_new_session_forgets_credit() {
 fn an_answer_of_an_older_session_is_not_sent() {
     let mut session = Session::new();
     let mut answers = Answers::default();
-    let mut take = |session: &mut Session, stream: Vec<u8>, answers: &mut Answers| {
+    let take = |session: &mut Session, stream: Vec<u8>, answers: &mut Answers| {
         session.read(&mut &stream[..], &GUESTS[..], answers)
     };
     let stream = [hello(1, 1, 1), command(1, None, Command::Stop), command(2, None, Command::Stop)].concat();

@@ -55,8 +55,9 @@ pub fn wall_time(machines: &Machines) -> anyhow::Result<()> {
         let mut one = Commanded::begin(driver, 0, "")?;
         let first = one.paces(1)?.pop().context("no pace")?;
         for _ in 0..20 {
-            one.stop_for(0)?;
+            let stopped_at = one.stop_for(0)?;
             one.go_on()?;
+            one.pace_that(|pace| pace.counter > stopped_at)?;
         }
         one.stop_for(SECONDS * FREQUENCY)?;
         one.go_on()?;
@@ -88,8 +89,9 @@ pub fn beside_an_idle_cpu(machines: &Machines) -> anyhow::Result<()> {
         let mut one = Commanded::begin(driver, 0, "")?;
         one.paces(1)?;
         for _ in 0..20 {
-            one.stop_for(0)?;
+            let stopped_at = one.stop_for(0)?;
             one.go_on()?;
+            one.pace_that(|pace| pace.counter > stopped_at)?;
         }
         one.ask(Command::Quit)?.accepted()?;
         Ok(())
@@ -103,8 +105,9 @@ pub fn contended(machines: &Machines, rounds: usize) -> anyhow::Result<()> {
     let (_, ()) = machines.driven(guests, Clock::Real, move |driver| {
         let mut one = Commanded::begin(driver, 0, "[one] ")?;
         for _ in 0..rounds {
-            one.stop_for(0)?;
+            let stopped_at = one.stop_for(0)?;
             one.go_on()?;
+            one.pace_that(|pace| pace.counter > stopped_at)?;
             one.reset()?;
             one.stop_during_reset()?;
             one.reset()?;
