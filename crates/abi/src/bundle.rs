@@ -39,6 +39,9 @@ pub mod flags {
     pub const NO_FORCED_WRITE_BACK: u32 = 1 << 3;
     /// A guest that asks for a reset begins anew from its images. Without this bit a reset ends the guest.
     pub const RESTART: u32 = 1 << 4;
+    /// The launcher will begin a session on the control channel, and takes every guest's console from there. Without this
+    /// bit the machine's UART has them.
+    pub const CONSOLES: u32 = 1 << 5;
 }
 
 /// Values of [`Guest::pages`]: how large the mappings of guest RAM may be.

@@ -112,7 +112,7 @@ fn text(most: usize) -> impl Strategy<Value = String> {
 fn body() -> impl Strategy<Value = (u8, u32, u64, usize, Vec<u8>, String, String)> {
     let bytes = vec(any::<u8>(), 1..=PAYLOAD_MAX);
     let number = prop_oneof![1_u32..=WINDOW_MAX, Just(WINDOW_MAX)];
-    (0_u8..14, number, any::<u64>(), 0_usize..64, bytes, text(512), "[a-z0-9_]{1,8}(\\.[a-z0-9_]{1,8}){0,6}")
+    (0_u8..16, number, any::<u64>(), 0_usize..64, bytes, text(512), "[a-z0-9_]{1,8}(\\.[a-z0-9_]{1,8}){0,6}")
 }
 
 /// Writes the message, reads it from the wire, and compares.
@@ -130,6 +130,7 @@ fn round_trip(body: (u8, u32, u64, usize, Vec<u8>, String, String), guest: u16) 
         )),
         2 => Some((some, ToHypervisor::Input(&bytes))),
         3 => Some((some, ToHypervisor::OutputCredit(number))),
+        14 => Some((some, ToHypervisor::Taken(value))),
         _ => None,
     };
     if let Some((guest, message)) = up {
@@ -157,6 +158,7 @@ fn round_trip(body: (u8, u32, u64, usize, Vec<u8>, String, String), guest: u16) 
         10 => ToLauncher::State { state: GuestState::ALL[pick(GuestState::ALL.len())], text: &text },
         11 => ToLauncher::Log(&text),
         12 => ToLauncher::Line(&line),
+        15 => ToLauncher::Position { output: value, input: value >> 7 ^ u64::from(number) },
         _ => ToLauncher::Trace(&bytes),
     };
     let guest = if matches!(which, 4 | 12 | 13) { none } else { some };

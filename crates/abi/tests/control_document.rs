@@ -26,6 +26,7 @@ fn kinds_and_numbers_are_the_documented_ones() {
         (kind::COMMAND, "command"),
         (kind::INPUT, "input"),
         (kind::OUTPUT_CREDIT, "output credit"),
+        (kind::TAKEN, "taken"),
         (kind::WELCOME, "welcome"),
         (kind::DONE, "done"),
         (kind::REFUSED, "refused"),
@@ -36,6 +37,7 @@ fn kinds_and_numbers_are_the_documented_ones() {
         (kind::LOG, "log"),
         (kind::LINE, "line"),
         (kind::TRACE, "trace"),
+        (kind::POSITION, "position"),
     ];
     let documented = table("| kind | name");
     assert_eq!(documented.len(), kinds.len());

@@ -48,6 +48,12 @@ impl SendCredit {
         Ok(())
     }
 
+    /// Bytes for which there is credit.
+    #[must_use]
+    pub fn unused(&self) -> u32 {
+        self.unused
+    }
+
     /// Takes credit for at most `wanted` bytes and returns for how many. They are to be sent.
     #[must_use]
     pub fn take(&mut self, wanted: usize) -> usize {
@@ -68,10 +74,16 @@ impl ReceiveCredit {
     /// worth a frame: half of the room, or all of it.
     #[must_use]
     pub fn grant(&mut self, room: usize) -> Option<u32> {
-        let room = room.min(WINDOW_MAX as usize) as u32;
-        let grant = room.checked_sub(self.unused).filter(|&grant| grant > 0 && grant >= room / 2)?;
+        let grant = self.due(room)?;
         self.unused += grant;
         Some(grant)
+    }
+
+    /// What [`grant`](Self::grant) would return.
+    #[must_use]
+    pub fn due(&self, room: usize) -> Option<u32> {
+        let room = room.min(WINDOW_MAX as usize) as u32;
+        room.checked_sub(self.unused).filter(|&grant| grant > 0 && grant >= room / 2)
     }
 
     /// Bytes came. On an error, the sender has broken the rules, and nothing changes.

@@ -170,22 +170,27 @@ impl FrameWriter {
         let guest = guest.unwrap_or(NO_GUEST).into();
         let header = Header { kind, reserved: 0, guest, length: (length as u16).into() };
         (self.code_at, self.used) = (0, 1);
-        for &byte in header.as_bytes().iter().chain(head).chain(tail) {
-            self.put(byte);
-        }
+        [header.as_bytes(), head, tail].into_iter().for_each(|bytes| self.put(bytes));
         self.end_block();
         self.bytes[self.code_at] = DELIMITER;
         Ok(&self.bytes[..self.used])
     }
 
-    fn put(&mut self, byte: u8) {
-        if byte == 0 {
-            return self.end_block();
-        }
-        self.bytes[self.used] = byte;
-        self.used += 1;
-        if self.used - self.code_at == 0xff {
-            self.end_block();
+    fn put(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            // Without a 0, or up to it, or as much as the block takes.
+            let room = (0xff - (self.used - self.code_at)).min(bytes.len());
+            let length = bytes[..room].iter().position(|&byte| byte == 0);
+            let run = length.unwrap_or(room);
+            self.bytes[self.used..self.used + run].copy_from_slice(&bytes[..run]);
+            self.used += run;
+            bytes = &bytes[run..];
+            if length.is_some() {
+                self.end_block();
+                bytes = &bytes[1..];
+            } else if self.used - self.code_at == 0xff {
+                self.end_block();
+            }
         }
     }
 

@@ -126,6 +126,8 @@ pub enum ToHypervisor<'a> {
     Input(&'a [u8]),
     /// So much more of the guest's output has room: 1 to [`WINDOW_MAX`].
     OutputCredit(u32),
+    /// The guest's output before the byte with this number was taken, and will not be needed again.
+    Taken(u64),
 }
 
 /// A message to the launcher. The guest is the frame's.
@@ -177,6 +179,13 @@ pub enum ToLauncher<'a> {
     Line(&'a str),
     /// At least one byte of the trace, behind those before.
     Trace(&'a [u8]),
+    /// The session begins in the guest's console at the bytes with these numbers.
+    Position {
+        /// The next byte of its output.
+        output: u64,
+        /// The next byte of its input.
+        input: u64,
+    },
 }
 
 impl<'a> ToHypervisor<'a> {
@@ -198,13 +207,14 @@ impl<'a> ToHypervisor<'a> {
             }
             kind::INPUT => Self::Input(bytes(frame)?),
             kind::OUTPUT_CREDIT => Self::OutputCredit(credit(frame)?),
+            kind::TAKEN => Self::Taken(row::<wire::Taken>(frame)?.output.get()),
             other => return Err(MessageError::Kind(other)),
         };
         let has = frame.guest.is_some();
         let fits = match message {
             Self::Hello { .. } => !has,
             Self::Command { .. } => true,
-            Self::Input(_) | Self::OutputCredit(_) => has,
+            Self::Input(_) | Self::OutputCredit(_) | Self::Taken(_) => has,
         };
         if fits { Ok(message) } else { Err(MessageError::Guest { kind: frame.kind, has }) }
     }
@@ -224,6 +234,7 @@ impl<'a> ToHypervisor<'a> {
             }
             Self::Input(bytes) => writer.write(kind::INPUT, guest, &[], bytes),
             Self::OutputCredit(bytes) => writer.write(kind::OUTPUT_CREDIT, guest, &bytes.to_le_bytes(), &[]),
+            Self::Taken(output) => writer.write(kind::TAKEN, guest, &output.to_le_bytes(), &[]),
         }
     }
 }
@@ -259,12 +270,16 @@ impl<'a> ToLauncher<'a> {
             kind::LOG => Self::Log(text(frame.payload)?),
             kind::LINE => Self::Line(line(frame.payload)?),
             kind::TRACE => Self::Trace(bytes(frame)?),
+            kind::POSITION => {
+                let row: wire::Position = row(frame)?;
+                Self::Position { output: row.output.get(), input: row.input.get() }
+            }
             other => return Err(MessageError::Kind(other)),
         };
         let has = frame.guest.is_some();
         let fits = match message {
             Self::Welcome { .. } | Self::Line(_) | Self::Trace(_) => !has,
-            Self::Output(_) | Self::InputCredit(_) => has,
+            Self::Output(_) | Self::InputCredit(_) | Self::Position { .. } => has,
             _ => true,
         };
         if fits { Ok(message) } else { Err(MessageError::Guest { kind: frame.kind, has }) }
@@ -294,6 +309,10 @@ impl<'a> ToLauncher<'a> {
             Self::Log(text) => writer.write(kind::LOG, guest, &[], text.as_bytes()),
             Self::Line(line) => writer.write(kind::LINE, guest, &[], line.as_bytes()),
             Self::Trace(bytes) => writer.write(kind::TRACE, guest, &[], bytes),
+            Self::Position { output, input } => {
+                let row = wire::Position { output: output.into(), input: input.into() };
+                writer.write(kind::POSITION, guest, row.as_bytes(), &[])
+            }
         }
     }
 }

@@ -43,6 +43,8 @@ pub mod kind {
     pub const INPUT: u8 = 0x03;
     /// The launcher has room for more of a guest's output: a [`Credit`](super::Credit).
     pub const OUTPUT_CREDIT: u8 = 0x04;
+    /// The launcher has taken a guest's output: a [`Taken`](super::Taken).
+    pub const TAKEN: u8 = 0x05;
     /// The hypervisor accepts a session: a [`Welcome`](super::Welcome).
     pub const WELCOME: u8 = 0x81;
     /// A command is done: its number (u32).
@@ -63,6 +65,8 @@ pub mod kind {
     pub const LINE: u8 = 0x89;
     /// Bytes of the trace ([`trace`](crate::trace)), behind those before.
     pub const TRACE: u8 = 0x8a;
+    /// Where a session begins in a guest's console: a [`Position`](super::Position).
+    pub const POSITION: u8 = 0x8b;
 }
 
 /// Values of [`Command::command`].
@@ -177,6 +181,24 @@ pub struct Command {
 pub struct Credit {
     /// This number of bytes more: 1 to [`WINDOW_MAX`].
     pub bytes: U32,
+}
+
+/// The payload of [`kind::TAKEN`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Taken {
+    /// The number of the first byte of the guest's output that was not taken. The hypervisor forgets those before.
+    pub output: U64,
+}
+
+/// The payload of [`kind::POSITION`]. The bytes of each direction are numbered from 0 on, from the guest's first start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Position {
+    /// The number of the next byte of the guest's output.
+    pub output: U64,
+    /// The number of the next byte of its input.
+    pub input: U64,
 }
 
 /// The start of the payload of [`kind::REFUSED`].
