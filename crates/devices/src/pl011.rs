@@ -115,6 +115,18 @@ impl Pl011 {
         self.write_register(offset, width, value, sink, line);
     }
 
+    /// The guest writes, and the write changes nothing but the sink: it is a byte that goes out at once, and the interrupt
+    /// stays as it is. Returns `false` if it is not such a write: then nothing is done.
+    #[inline(always)]
+    pub fn send_at_once(&mut self, offset: u64, width: Width, value: u64, sink: &mut impl ByteSink) -> bool {
+        offset == register::DR
+            && width != Width::Double
+            && self.transmit.is_empty()
+            && self.control & control::LBE == 0
+            && self.raw & interrupt::TX != 0
+            && sink.put(value as u8).is_ok()
+    }
+
     /// Takes bytes that come from outside, and returns how many. The rest has no room now: [`room`](Self::room) says
     /// when, after the guest's next access. The bytes of one call come without a pause, and one follows.
     pub fn receive(&mut self, bytes: &[u8], line: &mut impl InterruptLine) -> usize {

@@ -162,7 +162,7 @@ pub fn hold() {
 }
 
 /// Seconds until a device that takes nothing is given up.
-const PATIENCE: u64 = 10;
+pub(crate) const PATIENCE: u64 = 10;
 /// Buffers of 128 bytes that one [`poll`] reads at most.
 const READS: usize = 2;
 
@@ -291,6 +291,12 @@ impl Launcher for Sender {
         // A launcher that has gone needs no answer.
         let _ = Self::send(self, guest, message);
     }
+
+    /// Does not wait for the device. If this returns `false`, the port interrupts when that changes.
+    fn offer(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) -> bool {
+        // A receiver that did not get the welcome begins anew, and with it the session.
+        !self.is_first && message.write(guest, &mut self.writer).is_ok_and(|frame| self.port.send(frame).is_ok())
+    }
 }
 
 impl Sender {
@@ -330,14 +336,14 @@ fn send(port: &mut SerialPort<Transport, Memory>, bytes: &[u8], deadline: &Deadl
 }
 
 /// A moment by the machine's counter.
-struct Deadline(u64);
+pub(crate) struct Deadline(u64);
 
 impl Deadline {
-    fn after(seconds: u64) -> Self {
+    pub(crate) fn after(seconds: u64) -> Self {
         Self(timer::machine_time().saturating_add(seconds.saturating_mul(read_sysreg!(CNTFRQ_EL0))))
     }
 
-    fn has_passed(&self) -> bool {
+    pub(crate) fn has_passed(&self) -> bool {
         timer::machine_time() >= self.0
     }
 }
@@ -403,7 +409,13 @@ impl SharedMemory for Memory {
 
     fn write(&mut self, at: usize, bytes: &[u8]) {
         let to = self.at(at, bytes.len());
-        for (index, byte) in bytes.iter().enumerate() {
+        let (words, rest) = if to.addr().is_multiple_of(8) { bytes.as_chunks::<8>() } else { (&[][..], bytes) };
+        for (index, word) in words.iter().enumerate() {
+            // SAFETY: inside the memory, to which there are no references, and aligned.
+            unsafe { to.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(*word)) };
+        }
+        let to = to.wrapping_add(8 * words.len());
+        for (index, byte) in rest.iter().enumerate() {
             // SAFETY: inside the memory, to which there are no references.
             unsafe { to.add(index).write_volatile(*byte) };
         }

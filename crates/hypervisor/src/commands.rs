@@ -15,14 +15,15 @@ use core::fmt::Write;
 use arrayvec::{ArrayString, ArrayVec};
 use twofold_abi::channel::wire::{COMMANDS_MAX, KEY_MAX};
 use twofold_abi::channel::{Command, GuestState, Reason};
+use twofold_vmm::console::Console;
 use twofold_vmm::life::NotNow;
 use twofold_vmm::session::{Asked, Guests};
 
 use crate::channel::{self, Polled};
 use crate::schedule::cpu::Progress;
-use crate::vm::Vm;
 use crate::vm::commanded::Quit;
-use crate::{heap, stats};
+use crate::vm::{self, Vm};
+use crate::{consoles, heap, stats};
 
 /// What is done for the launcher.
 pub(crate) struct Commands {
@@ -64,7 +65,8 @@ impl Commands {
         // A stop that waits for a restart goes on when the restart wakes this task.
         has_more |= self.under_way.iter().any(|command| !command.waits(guests));
         match channel::poll(&guests) {
-            Polled::Nothing if !has_more => return Progress::Finished,
+            // Answers come first: nothing is left that can be answered now.
+            Polled::Nothing if !has_more => return consoles::send(&guests),
             Polled::Nothing | Polled::More => {}
             Polled::Command(asked) if self.under_way.is_full() => {
                 refuse(asked, Reason::Busy, format_args!("{COMMANDS_MAX} commands are under way"));
@@ -118,6 +120,16 @@ impl Guests for All {
     fn state(&self, guest: u16) -> GuestState {
         self.0.get(usize::from(guest)).map_or(GuestState::Off, Vm::state)
     }
+
+    fn console<T>(&self, guest: u16, act: impl FnOnce(&mut Console) -> T) -> Option<T> {
+        // A task runs, so no vCPU is loaded on this CPU; or a vCPU's guest has ended.
+        self.0.get(usize::from(guest))?.devices().console(None, act)
+    }
+}
+
+/// The last guest has ended: [`consoles::finish`].
+pub(crate) fn finish_consoles() {
+    consoles::finish(&All(vm::all()));
 }
 
 /// Begins to carry out a command. `None`: it is answered.

@@ -8,16 +8,37 @@
 //!
 //! There is a lock for each device, held for one access or one interrupt, and never while a guest runs. A device's line
 //! is set under that device's lock, so the controller sees the levels in the order in which the registers made them. The
-//! order is: UART or clock, then the interrupt controller ([`gic::guest`](crate::gic::guest)). No other lock is taken
-//! under these.
+//! order is: UART or clock, then the interrupt controller ([`gic::guest`](crate::gic::guest)), then the scheduler. No other
+//! lock is taken under these.
+//!
+//! # A console on the control channel
+//!
+//! If the UART's wire is the control channel, the UART's lock is around the [`Console`] too: the bytes between the two.
+//!
+//! * K1: a vCPU that accesses its UART takes the lock. What it sends goes into the console, and is [`Full`] if that is.
+//! * K2: it notes that the console has a notice, if it has, and releases the lock. It takes the notice under the lock once
+//!   more.
+//! * K3: without a lock of its guest, it wakes the task of the control channel, or sets a deadline for that.
+//! * S1: the task owns the channel ([`channel`](crate::channel)), and takes the lock of one UART at a time.
+//! * S2: it changes the console: it copies what is to be sent, or writes input, or counts what the launcher took.
+//! * S3: it lets the UART go on: bytes that waited for room leave it, and input enters it. The UART's interrupts follow.
+//! * S4: it releases the lock. Only then it sends.
+//!
+//! The order is: channel, UART, interrupt controller, scheduler. K3 needs no lock, so a vCPU never waits for the channel. No
+//! wake-up is lost: a UART that is full in K1 is full because its console is, and each change that makes room there is an
+//! S2, which S3 follows under the same lock. And what a guest has written when the task looks in S2 is sent or has no
+//! credit; what it writes later is a notice (K2), which is given once for each look.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use spin::Mutex;
 use twofold_abi::virt;
 use twofold_devices::pl011::{ByteSink, Full};
 use twofold_devices::vgic::{ConfigError, Frame};
 use twofold_devices::{InterruptLine, Pl011, Pl031, Width};
+use twofold_vmm::console::{Console, Notice};
 use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::EntityId;
 
@@ -33,6 +54,10 @@ pub struct Devices {
     /// The interrupt controller.
     pub gic: GuestGic,
     uart: Mutex<Uart>,
+    /// Whether the control channel carries the console. It never changes.
+    on_channel: bool,
+    /// The console has a notice that was not taken (K2).
+    has_notice: AtomicBool,
     rtc: Mutex<Pl031>,
     clock: Clock,
     vcpus: usize,
@@ -66,9 +91,12 @@ impl Devices {
     /// [`ConfigError`].
     pub fn new(board: &Board, vcpus: &[(u64, EntityId)], sources: &Sources, wire: Wire) -> Result<Self, ConfigError> {
         let clock = Clock::read(board);
+        let on_channel = matches!(wire, Wire::Channel(_));
         Ok(Self {
             gic: GuestGic::new(vcpus, sources)?,
             uart: Mutex::new(Uart { model: Pl011::new(), wire, level: false, is_behind: false }),
+            on_channel,
+            has_notice: AtomicBool::new(false),
             rtc: Mutex::new(Pl031::new(clock.now())),
             clock,
             vcpus: vcpus.len(),
@@ -102,10 +130,44 @@ impl Devices {
         waiting: &mut Option<Waiting>,
     ) -> Option<u64> {
         match device {
+            Device::Uart(offset) if self.on_channel => Some(self.uart_on_channel(Some(vcpu), offset, width, operation)),
             Device::Uart(offset) => Some(self.uart(Some(vcpu), offset, width, operation)),
             Device::Gic(frame) => self.gic.access(vcpu, frame, width, operation, waiting),
             Device::Rtc(offset) => Some(self.rtc(Some(vcpu), offset, width, operation)),
         }
+    }
+
+    /// S2 and S3: calls `act` with the console, and lets the UART go on. `None`: the control channel does not carry it. `here`
+    /// as below.
+    pub fn console<T>(&self, here: Option<usize>, act: impl FnOnce(&mut Console) -> T) -> Option<T> {
+        let mut uart = self.uart.lock();
+        let uart = &mut *uart;
+        let Wire::Channel(console) = &mut uart.wire else { return None };
+        let done = act(console);
+        let mut line = uart.level;
+        if uart.model.waiting() > 0 && console.has_room() {
+            uart.model.transmit(&mut ToConsole(console), &mut line);
+        }
+        self.deliver(uart, &mut line);
+        self.set_uart_line(here, uart, line);
+        Some(done)
+    }
+
+    /// K2: takes the console's notice.
+    #[inline(always)]
+    pub fn notice(&self) -> Notice {
+        // Another vCPU's access may have made it: then either may take it.
+        if !self.has_notice.load(Ordering::Relaxed) {
+            return Notice::None;
+        }
+        self.take_notice()
+    }
+
+    #[cold]
+    fn take_notice(&self) -> Notice {
+        let mut uart = self.uart.lock();
+        self.has_notice.store(false, Ordering::Relaxed);
+        if let Wire::Channel(console) = &mut uart.wire { console.notice() } else { Notice::None }
     }
 
     /// The machine's UART has received something, or has room again. `here` is the vCPU of this guest that is loaded on
@@ -113,6 +175,9 @@ impl Devices {
     pub fn serial_interrupt(&self, here: Option<usize>) {
         let mut uart = self.uart.lock();
         let uart = &mut *uart;
+        if let Wire::Channel(_) = uart.wire {
+            return;
+        }
         let mut line = uart.level;
         if uart.model.waiting() > 0 {
             serial::set_transmit_interrupt(false);
@@ -177,6 +242,58 @@ impl Devices {
         value
     }
 
+    /// K1 and K2.
+    #[inline(never)]
+    fn uart_on_channel(&self, here: Option<usize>, offset: u64, width: Width, operation: Operation) -> u64 {
+        if let Operation::Write(value) = operation {
+            let mut uart = self.uart.lock();
+            let uart = &mut *uart;
+            if let Wire::Channel(console) = &mut uart.wire
+                && uart.model.send_at_once(offset, width, value, &mut ToConsole(console))
+            {
+                if console.has_notice() {
+                    self.has_notice.store(true, Ordering::Relaxed);
+                }
+                return 0;
+            }
+        }
+        self.other_on_channel(here, offset, width, operation)
+    }
+
+    /// As [`uart_on_channel`](Self::uart_on_channel), for anything but a byte that goes out at once.
+    #[inline(never)]
+    fn other_on_channel(&self, here: Option<usize>, offset: u64, width: Width, operation: Operation) -> u64 {
+        let mut uart = self.uart.lock();
+        let uart = &mut *uart;
+        let Wire::Channel(console) = &mut uart.wire else { return 0 };
+        let mut line = uart.level;
+        let value = match operation {
+            Operation::Read => uart.model.read(offset, width, &mut line),
+            Operation::Write(value) => {
+                uart.model.write(offset, width, value, &mut ToConsole(console), &mut line);
+                0
+            }
+        };
+        if console.has_notice() || console.has_input() {
+            self.deliver(uart, &mut line);
+        }
+        self.set_uart_line(here, uart, line);
+        value
+    }
+
+    /// Input of the console enters the UART, as far as there is room.
+    #[inline(never)]
+    fn deliver(&self, uart: &mut Uart, line: &mut bool) {
+        let Wire::Channel(console) = &mut uart.wire else { return };
+        while uart.model.room() > 0 && !console.input().is_empty() {
+            let taken = uart.model.receive(console.input(), line);
+            console.read(taken);
+        }
+        if console.has_notice() {
+            self.has_notice.store(true, Ordering::Relaxed);
+        }
+    }
+
     #[inline]
     fn set_uart_line(&self, here: Option<usize>, uart: &mut Uart, level: bool) {
         if uart.level != level {
@@ -200,7 +317,7 @@ impl Devices {
     }
 }
 
-/// The far end of a guest's UART: the machine's.
+/// The far end of a guest's UART: the machine's, or the control channel.
 pub enum Wire {
     /// The guest has it alone. If it is full, its interrupt says when it has room again.
     Whole,
@@ -211,6 +328,8 @@ pub enum Wire {
         /// The line so far, of [`LINE_MAX`] bytes at most.
         line: Vec<u8>,
     },
+    /// The control channel carries it.
+    Channel(Box<Console>),
 }
 
 /// A longer line is broken.
@@ -222,14 +341,46 @@ impl Wire {
     pub fn shared(name: Name) -> Self {
         Self::Lines { name, line: Vec::with_capacity(LINE_MAX) }
     }
+
+    #[inline(never)]
+    fn put_elsewhere(&mut self, byte: u8) -> Result<(), Full> {
+        match self {
+            Self::Whole => Err(Full),
+            Self::Lines { name, line } => {
+                add_to_line(*name, line, byte);
+                Ok(())
+            }
+            Self::Channel(console) => ToConsole(console).put(byte),
+        }
+    }
+
+    /// The end of a guest whose console the launcher takes from the control channel.
+    #[must_use]
+    pub fn channel() -> Self {
+        Self::Channel(Box::new(Console::new(CHANNEL_OUTPUT, CHANNEL_INPUT)))
+    }
+}
+
+/// Bytes of output that wait for the launcher at most.
+const CHANNEL_OUTPUT: usize = 16 << 10;
+/// Bytes of input that wait for the guest at most.
+const CHANNEL_INPUT: usize = 4 << 10;
+
+/// The console of a guest as the far end of its UART.
+struct ToConsole<'a>(&'a mut Console);
+
+impl ByteSink for ToConsole<'_> {
+    #[inline(always)]
+    fn put(&mut self, byte: u8) -> Result<(), Full> {
+        self.0.write(byte).map_err(|_| Full)
+    }
 }
 
 impl ByteSink for Wire {
     #[inline]
     fn put(&mut self, byte: u8) -> Result<(), Full> {
-        if let Self::Lines { name, line } = self {
-            add_to_line(*name, line, byte);
-            return Ok(());
+        if !matches!(self, Self::Whole) {
+            return self.put_elsewhere(byte);
         }
         if serial::try_send(byte) {
             return Ok(());

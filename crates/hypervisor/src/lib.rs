@@ -20,6 +20,7 @@
 //! | [`vcpu`] | a vCPU's turn: enter, exit, answer, enter again |
 //! | [`restart`], [`tasks`] | a guest that begins anew after a reset; the hypervisor's own tasks |
 //! | [`commands`] | the launcher's commands, which the task of the control channel answers |
+//! | [`consoles`] | the guests' consoles on the control channel |
 //! | [`inject`] | exceptions that EL2 raises in the guest |
 //! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
 //! | [`emulation`], [`mmio`] | the guest's devices, and its accesses to them |
@@ -66,6 +67,7 @@ pub mod channel;
 pub mod clock;
 pub mod commands;
 pub mod console;
+pub mod consoles;
 pub mod context;
 pub mod control;
 pub mod count;

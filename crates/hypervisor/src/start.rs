@@ -37,7 +37,7 @@ use crate::survey::{self, SurveyError};
 use crate::tasks::{ChannelTask, RestartTask};
 use crate::vcpu::Runnable;
 use crate::vm::{self, Parts, Vm};
-use crate::{channel, control, cpus, error, heap, log, panic, power, println, read_sysreg, serial, shutdown};
+use crate::{channel, commands, control, cpus, error, heap, log, panic, power, println, read_sysreg, serial, shutdown};
 
 /// Makes the guests and runs them. `bundle` is the boot loader's; `taken` is the rest of the memory.
 pub fn run(board: &'static Board, bundle: &'static [u8], taken: Taken) -> ! {
@@ -77,6 +77,7 @@ fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
     if let Some(task) = made.channel_task {
         entities.push(Box::leak(Box::new(ChannelTask::new(task, guests))));
     }
+    shutdown::before_end(commands::finish_consoles);
     schedule::cpu::install(entities, made.cpus);
     schedule::begin(made.scheduler, &board.cpus[..made.cpus]);
     for vm in guests {
@@ -138,6 +139,12 @@ pub enum StartupError {
     /// The device tree lacks an interrupt.
     #[error(transparent)]
     NoInterrupt(#[from] NoInterrupt),
+    /// The launcher wants the consoles on a control channel, and there is none.
+    #[error(
+        "the guests' consoles were to be on the control channel, and this machine has none whose port interrupts: start \
+         the image with `cargo xtask run`"
+    )]
+    NoChannel,
     /// The guest's interrupt controller cannot be made.
     #[error(transparent)]
     GuestGic(#[from] vgic::ConfigError),
@@ -172,7 +179,12 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     unsafe { physical::set_up(board, &sources)? };
     let scheduler = Scheduler::new(cpus, read_sysreg!(CNTFRQ_EL0) / 1000 * schedule::SLICE);
     let shares_uart = bundle.guests.len() > 1;
-    let mut maker = Maker { board, sources, guest_cpu, features, metadata: taken.metadata, scheduler, shares_uart };
+    let on_channel = has(flags::CONSOLES);
+    if on_channel && port.is_none() {
+        return Err(StartupError::NoChannel);
+    }
+    let mut maker =
+        Maker { board, sources, guest_cpu, features, metadata: taken.metadata, scheduler, shares_uart, on_channel };
     let waits_trap = vcpus as usize > cpus;
     let mut all = Vec::with_capacity(bundle.guests.len());
     for (guest, admitted) in bundle.guests.iter().zip(&admitted) {
@@ -188,7 +200,9 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
         maker.scheduler.add(group)
     });
     log!("{features:?}");
-    serial::start_receiving();
+    if !on_channel {
+        serial::start_receiving();
+    }
     Ok(Made { guests: all, scheduler: maker.scheduler, channel_task, cpus })
 }
 
@@ -202,6 +216,8 @@ struct Maker {
     scheduler: Scheduler,
     /// Whether several guests write to the machine's UART.
     shares_uart: bool,
+    /// Whether the control channel has the guests' consoles.
+    on_channel: bool,
 }
 
 impl Maker {
@@ -219,7 +235,11 @@ impl Maker {
         let affinities: Vec<u64> = (0..u64::from(config.cpus)).map(affinity).collect();
         let vcpus: Vec<_> = affinities.iter().map(|mpidr| (*mpidr, self.scheduler.add(group))).collect();
         let task = self.scheduler.add(group);
-        let wire = if self.shares_uart { Wire::shared(*name) } else { Wire::Whole };
+        let wire = match (self.on_channel, self.shares_uart) {
+            (true, _) => Wire::channel(),
+            (false, true) => Wire::shared(*name),
+            (false, false) => Wire::Whole,
+        };
         let devices = Devices::new(self.board, &vcpus, &self.sources, wire)?;
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
         // SAFETY: EL2 maps all RAM one to one, and the frames are RAM that nothing else uses.

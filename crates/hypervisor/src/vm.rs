@@ -395,6 +395,7 @@ impl Vm {
         if left > 1 {
             return control::log(format_args!("guest{}: {how}", self.called()));
         }
+        shutdown::guests_have_ended();
         stats::report(&all().iter().map(Self::figures).collect::<Vec<_>>());
         control::end(how);
         shutdown::exit(status)

@@ -17,7 +17,7 @@
 //! | [`restart`] | how a guest begins, and begins anew after a reset |
 //! | [`trng`] | random numbers for a guest |
 //! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
-//! | [`session`] | the hypervisor\'s end of a session on the control channel |
+//! | [`session`], [`console`] | the hypervisor\'s end of a session on the control channel; a guest's console on it |
 //! | [`claim`] | a right that only one CPU gets: to stop the guest, to report the end |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
@@ -32,6 +32,7 @@ pub mod bundle;
 pub mod calls;
 pub mod claim;
 pub mod config;
+pub mod console;
 pub mod device_tree;
 pub mod guests;
 pub mod images;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The hypervisor's end of a session on the control channel (`docs/control.md`, S1 to S6): bytes in, answers and commands
-//! out.
+//! The hypervisor's end of a session on the control channel (`docs/control.md`, S1 to S8): bytes in, answers, commands and
+//! consoles out.
 //!
 //! Invariants:
 //!
@@ -9,12 +9,16 @@
 //!   one at most (S4). It knows its session: an answer that comes in a later one is not sent (S2).
 //! * A state is announced once, in the order in which the guest was in these states, and after the welcome's.
 //! * Each call does a bounded amount of work for each byte.
+//! * Output goes out by credit, a frame of each console in turn, and never waits for the launcher. So an answer is behind
+//!   at most one frame that was not sent yet (C3).
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
 
 use twofold_abi::channel::wire::{TEXT_MAX, VERSION};
-use twofold_abi::channel::{Command, Frame, FrameReader, GuestState, Reason, SendCredit, ToHypervisor, ToLauncher};
+use twofold_abi::channel::{Command, CreditError, Frame, FrameReader, GuestState, Reason, ToHypervisor, ToLauncher};
+
+use crate::console::{CHUNK, Console, NotSent};
 
 /// Where answers go.
 pub trait Launcher {
@@ -23,6 +27,10 @@ pub trait Launcher {
 
     /// Sends a message, whole.
     fn send(&mut self, guest: Option<u16>, message: &ToLauncher<'_>);
+
+    /// Sends a message, whole, if there is room for it now.
+    #[must_use]
+    fn offer(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) -> bool;
 }
 
 /// The guests, by their numbers.
@@ -32,6 +40,10 @@ pub trait Guests {
 
     /// What a guest does now. The session asks at the moment at which it sends the answer.
     fn state(&self, guest: u16) -> GuestState;
+
+    /// Calls `act` with a guest's console, under its lock. What it changes reaches the guest's UART before this returns.
+    /// `None`: the channel does not carry this guest's console.
+    fn console<T>(&self, guest: u16, act: impl FnOnce(&mut Console) -> T) -> Option<T>;
 }
 
 impl Guests for [GuestState] {
@@ -42,6 +54,10 @@ impl Guests for [GuestState] {
     fn state(&self, guest: u16) -> GuestState {
         self.get(usize::from(guest)).copied().unwrap_or(GuestState::Off)
     }
+
+    fn console<T>(&self, _guest: u16, _act: impl FnOnce(&mut Console) -> T) -> Option<T> {
+        None
+    }
 }
 
 /// The hypervisor's end.
@@ -51,13 +67,24 @@ pub struct Session {
     open: Option<Open>,
     /// How many sessions have begun, or failed to.
     number: u32,
+    /// The guest whose console was sent last.
+    turn: u16,
+}
+
+/// What [`Session::send`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It sent something. There may be more.
+    Some,
+    /// Nothing is left to be sent now.
+    Nothing,
+    /// The launcher's side has no room now.
+    NoRoom,
 }
 
 /// A session.
 #[derive(Debug)]
 struct Open {
-    /// Credit for the output of each guest.
-    credit: Vec<SendCredit>,
     /// The state of each guest that the launcher knows.
     announced: Vec<Option<GuestState>>,
 }
@@ -73,6 +100,14 @@ pub struct Asked {
     command: Command,
 }
 
+/// The launcher oversteps what a console allows.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+enum Overstep {
+    Credit(#[from] CreditError),
+    Taken(#[from] NotSent),
+}
+
 /// Why a frame is refused.
 struct Refused<'a>(Reason, fmt::Arguments<'a>);
 
@@ -86,7 +121,7 @@ impl Session {
     /// No session, until a launcher begins one.
     #[must_use]
     pub const fn new() -> Self {
-        Self { reader: FrameReader::new(), open: None, number: 0 }
+        Self { reader: FrameReader::new(), open: None, number: 0, turn: 0 }
     }
 
     /// Reads up to the next command, and removes what it read from `bytes`. It answers everything else by itself. `None`:
@@ -125,9 +160,33 @@ impl Session {
         launcher.send(Some(guest), &ToLauncher::State { state, text: "" });
     }
 
-    /// The credit for a guest's output. `None`: there is no session, or no such guest.
-    pub fn credit(&mut self, guest: u16) -> Option<&mut SendCredit> {
-        self.open.as_mut()?.credit.get_mut(usize::from(guest))
+    /// Sends what the consoles have: credit for input, and one frame of output.
+    pub fn send(&mut self, guests: &(impl Guests + ?Sized), launcher: &mut impl Launcher) -> Sent {
+        if self.open.is_none() {
+            return Sent::Nothing;
+        }
+        let count = guests.count();
+        (0..count).for_each(|guest| grant(guest, guests, launcher));
+        let mut bytes = [0; CHUNK];
+        for guest in (self.turn + 1..count).chain(0..count.min(self.turn + 1)) {
+            let length = guests.console(guest, |console| console.chunk(&mut bytes)).unwrap_or(0);
+            if length == 0 {
+                continue;
+            }
+            if !launcher.offer(Some(guest), &ToLauncher::Output(&bytes[..length])) {
+                return Sent::NoRoom;
+            }
+            guests.console(guest, |console| console.sent(length));
+            self.turn = guest;
+            return Sent::Some;
+        }
+        Sent::Nothing
+    }
+
+    /// Whether there is a session.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
     }
 }
 
@@ -196,28 +255,34 @@ fn take(
         *open = begin(lowest..=highest, session, guests, launcher);
         return None;
     }
-    let checked = match open {
-        None => Err(Refused(Reason::Kind, format_args!("there is no session"))),
-        Some(_) if guest.is_some_and(|guest| guest >= guests.count()) => {
-            Err(Refused(Reason::Guest, format_args!("the last guest is {}", i32::from(guests.count()) - 1)))
+    if open.is_none() {
+        refuse(launcher, guest, request, &Refused(Reason::Kind, format_args!("there is no session")));
+        return None;
+    }
+    if guest.is_some_and(|guest| guest >= guests.count()) {
+        let last = i32::from(guests.count()) - 1;
+        refuse(launcher, guest, request, &Refused(Reason::Guest, format_args!("the last guest is {last}")));
+        return None;
+    }
+    if let ToHypervisor::Command { request, command } = message {
+        return Some((request, guest, command));
+    }
+    let done = guests.console(guest.unwrap_or_default(), |console| -> Result<(), Overstep> {
+        match message {
+            ToHypervisor::Input(bytes) => console.receive(bytes)?,
+            ToHypervisor::OutputCredit(bytes) => console.granted(bytes)?,
+            ToHypervisor::Taken(position) => console.taken(position)?,
+            ToHypervisor::Hello { .. } | ToHypervisor::Command { .. } => {}
         }
-        Some(open) => Ok(open),
-    };
-    match (checked, message) {
-        (Err(refused), _) => refuse(launcher, guest, request, &refused),
-        (Ok(_), ToHypervisor::Command { request, command }) => return Some((request, guest, command)),
-        (Ok(Open { credit, .. }), ToHypervisor::OutputCredit(bytes)) => {
-            // The guests may be more than when the session began.
-            let number = usize::from(guest.unwrap_or_default());
-            if credit.len() <= number {
-                credit.resize_with(number + 1, SendCredit::default);
-            }
-            if let Err(error) = credit[number].granted(bytes) {
-                refuse(launcher, guest, None, &Refused(Reason::Credit, format_args!("{error}")));
-            }
+        Ok(())
+    });
+    // The console's lock is free again.
+    match done {
+        Some(Ok(())) => {}
+        Some(Err(error)) => refuse(launcher, guest, None, &Refused(Reason::Credit, format_args!("{error}"))),
+        None => {
+            refuse(launcher, guest, None, &Refused(Reason::Guest, format_args!("its console is not on this channel")));
         }
-        // Consoles are not on this channel yet, so no room for input was granted.
-        (Ok(_), _) => refuse(launcher, guest, None, &Refused(Reason::Credit, format_args!("no input was granted"))),
     }
     None
 }
@@ -231,19 +296,34 @@ fn begin(
 ) -> Option<Open> {
     launcher.begin();
     if !versions.contains(&VERSION) {
+        for guest in 0..guests.count() {
+            guests.console(guest, Console::end);
+        }
         refuse(launcher, None, None, &Refused(Reason::Version, format_args!("this is version {VERSION}")));
         return None;
     }
     let count = guests.count();
     launcher.send(None, &ToLauncher::Welcome { version: VERSION, guests: count, session });
-    let mut open = Open { credit: Vec::new(), announced: Vec::with_capacity(count.into()) };
+    let mut open = Open { announced: Vec::with_capacity(count.into()) };
     for guest in 0..count {
         let state = guests.state(guest);
         launcher.send(Some(guest), &ToLauncher::State { state, text: "" });
         open.announced.push(Some(state));
-        open.credit.push(SendCredit::default());
     }
+    for guest in 0..count {
+        if let Some((output, input)) = guests.console(guest, Console::begin) {
+            launcher.send(Some(guest), &ToLauncher::Position { output, input });
+        }
+    }
+    (0..count).for_each(|guest| grant(guest, guests, launcher));
     Some(open)
+}
+
+/// Grants credit for a guest's input, if that is worth a frame.
+fn grant(guest: u16, guests: &(impl Guests + ?Sized), launcher: &mut impl Launcher) {
+    if let Some(bytes) = guests.console(guest, Console::grant).flatten() {
+        launcher.send(Some(guest), &ToLauncher::InputCredit(bytes));
+    }
 }
 
 fn refuse(launcher: &mut impl Launcher, guest: Option<u16>, request: Option<u32>, why: &Refused<'_>) {

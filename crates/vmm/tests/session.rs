@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Sessions on the control channel, by the steps of `docs/control.md`.
 
+use std::cell::RefCell;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 use twofold_abi::channel::wire::{VERSION, WINDOW_MAX};
 use twofold_abi::channel::{Command, FrameReader, FrameWriter, GuestState, Reason, ToHypervisor, ToLauncher};
-use twofold_vmm::session::{Launcher, Session};
+use twofold_vmm::console::{CHUNK, Console};
+use twofold_vmm::session::{Guests, Launcher, Session};
 
 /// An answer: its guest, and what it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +19,8 @@ enum Answer {
     Done(Option<u16>, u32),
     Refused(Option<u16>, Option<u32>, Reason),
     Figure(Option<u16>, u32, String, u64),
+    Position(Option<u16>, u64, u64),
+    InputCredit(Option<u16>, u32),
 }
 
 #[derive(Default)]
@@ -42,12 +47,42 @@ impl Launcher for Answers {
                 Answer::Refused(guest, request, reason)
             }
             ToLauncher::Statistic { request, key, value } => Answer::Figure(guest, request, key.to_owned(), value),
+            ToLauncher::Position { output, input } => Answer::Position(guest, output, input),
+            ToLauncher::InputCredit(bytes) => Answer::InputCredit(guest, bytes),
             other => panic!("{other:?} is no answer"),
         });
+    }
+
+    fn offer(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) -> bool {
+        self.send(guest, message);
+        true
     }
 }
 
 const GUESTS: [GuestState; 2] = [GuestState::Running, GuestState::Stopped];
+
+/// The second guest's console is on the channel, the first one's is not.
+struct Second(RefCell<Console>);
+
+impl Second {
+    fn new() -> Self {
+        Self(RefCell::new(Console::new(64, 16)))
+    }
+}
+
+impl Guests for Second {
+    fn count(&self) -> u16 {
+        GUESTS[..].count()
+    }
+
+    fn state(&self, guest: u16) -> GuestState {
+        GUESTS[..].state(guest)
+    }
+
+    fn console<T>(&self, guest: u16, act: impl FnOnce(&mut Console) -> T) -> Option<T> {
+        (guest == 1).then(|| act(&mut self.0.borrow_mut()))
+    }
+}
 
 fn frame(guest: Option<u16>, message: &ToHypervisor<'_>) -> Vec<u8> {
     message.write(guest, &mut FrameWriter::new()).unwrap().to_vec()
@@ -63,9 +98,13 @@ fn command(request: u32, guest: Option<u16>, command: Command) -> Vec<u8> {
 
 /// Reads all of the stream, in pieces of this size. Statistics have one figure, and a guest that stops refuses.
 fn answers(session: &mut Session, stream: &[u8], size: usize) -> Vec<Answer> {
+    with_console(session, &Second::new(), stream, size)
+}
+
+fn with_console(session: &mut Session, console: &Second, stream: &[u8], size: usize) -> Vec<Answer> {
     let mut answers = Answers::default();
     for mut piece in stream.chunks(size) {
-        while let Some(asked) = session.read(&mut piece, &GUESTS[..], &mut answers) {
+        while let Some(asked) = session.read(&mut piece, console, &mut answers) {
             match asked.command() {
                 Command::Stop => {
                     let why = "it is off ".repeat(100);
@@ -85,7 +124,8 @@ fn answers(session: &mut Session, stream: &[u8], size: usize) -> Vec<Answer> {
 fn welcome(session: u64) -> Vec<Answer> {
     let welcome = Answer::Welcome { version: VERSION, guests: 2, session };
     let states = (0..).zip(GUESTS).map(|(guest, state)| Answer::State(Some(guest), state));
-    [Answer::Begin, welcome].into_iter().chain(states).collect()
+    let console = [Answer::Position(Some(1), 0, 0), Answer::InputCredit(Some(1), 16)];
+    [Answer::Begin, welcome].into_iter().chain(states).chain(console).collect()
 }
 
 #[test]
@@ -114,27 +154,54 @@ fn nothing_is_taken_before_a_session() {
     let stream = [&[0][..], &command(1, None, Command::Quit), &frame(Some(0), &ToHypervisor::OutputCredit(9))].concat();
     let refused = |request| Answer::Refused(if request == Some(1) { None } else { Some(0) }, request, Reason::Kind);
     assert_eq!(answers(&mut session, &stream, 4096), [refused(Some(1)), refused(None)]);
-    assert!(session.credit(0).is_none());
+    assert!(!session.is_open());
     // Versions that have nothing in common: no session, and the one before is over.
     answers(&mut session, &hello(VERSION, VERSION, 1), 4096);
-    assert!(session.credit(0).is_some());
+    assert!(session.is_open());
     let stream = [hello(VERSION + 1, VERSION + 9, 2), command(1, None, Command::Quit)].concat();
     let version = Answer::Refused(None, None, Reason::Version);
     assert_eq!(answers(&mut session, &stream, 4096), [Answer::Begin, version, refused(Some(1))]);
 }
 
 #[test]
-fn a_new_session_forgets_credit() {
-    let mut session = Session::new();
-    let grant = |bytes| frame(Some(1), &ToHypervisor::OutputCredit(bytes));
+fn a_new_session_forgets_credit_and_sends_again_what_was_not_taken() {
+    let (mut session, second) = (Session::new(), Second::new());
+    let console = || second.0.borrow_mut();
+    let up = |message: ToHypervisor<'_>| frame(Some(1), &message);
     let over = Answer::Refused(Some(1), None, Reason::Credit);
-    let stream = [hello(1, 1, 1), grant(WINDOW_MAX), grant(1)].concat();
-    assert_eq!(answers(&mut session, &stream, 4096), [&welcome(1)[..], &[over]].concat());
-    assert_eq!(session.credit(1).unwrap().take(10), 10);
-    assert_eq!(session.credit(0).unwrap().take(10), 0);
-    assert_eq!(answers(&mut session, &hello(1, 1, 2), 4096), welcome(2));
-    assert_eq!(session.credit(1).unwrap().take(10), 0);
-    assert!(session.credit(2).is_none());
+    (0..20).for_each(|byte| console().write(byte).unwrap());
+    let credit = |bytes| up(ToHypervisor::OutputCredit(bytes));
+    let stream = [hello(1, 1, 1), credit(WINDOW_MAX), credit(1)].concat();
+    let mut expected = welcome(1);
+    expected.push(over.clone());
+    assert_eq!(with_console(&mut session, &second, &stream, 4096), expected);
+    let mut bytes = [0; CHUNK];
+    assert_eq!(console().chunk(&mut bytes), 20);
+    console().sent(20);
+    // Input beyond what was granted, and output that was not sent.
+    let stream = [
+        up(ToHypervisor::Input(&[1; 17])),
+        up(ToHypervisor::Input(&[2; 16])),
+        up(ToHypervisor::Input(&[3])),
+        up(ToHypervisor::Taken(21)),
+        up(ToHypervisor::Taken(5)),
+        up(ToHypervisor::Taken(4)),
+    ];
+    let refused = with_console(&mut session, &second, &stream.concat(), 4096);
+    assert_eq!(refused, [over.clone(), over.clone(), over.clone(), over]);
+    assert_eq!(console().input(), [2; 16]);
+    // There is no room for input, and no credit until there is.
+    let mut expected = welcome(2);
+    expected.truncate(4);
+    expected.push(Answer::Position(Some(1), 5, 16));
+    assert_eq!(with_console(&mut session, &second, &hello(1, 1, 2), 4096), expected);
+    assert_eq!(console().chunk(&mut bytes), 0);
+    with_console(&mut session, &second, &credit(3), 4096);
+    assert_eq!((console().chunk(&mut bytes), &bytes[..3]), (3, &[5, 6, 7][..]));
+    // A launcher that has more than it could report skips that, and no more.
+    let stream = [hello(1, 1, 3), up(ToHypervisor::Taken(18)), credit(100)].concat();
+    with_console(&mut session, &second, &stream, 4096);
+    assert_eq!((console().chunk(&mut bytes), &bytes[..2]), (2, &[18, 19][..]));
 }
 
 #[test]
@@ -192,7 +259,7 @@ fn what_cannot_be_taken_is_refused_by_its_reason() {
     let mut expected = welcome(1);
     expected.extend([
         refused(Some(2), Some(5), Reason::Guest),
-        refused(Some(0), None, Reason::Credit),
+        refused(Some(0), None, Reason::Guest),
         refused(Some(9), None, Reason::Guest),
         refused(None, None, Reason::Kind),
         refused(None, None, Reason::Malformed),

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The framed control channel. Two targets: what the hypervisor reads, and what the launcher reads.
 
+use std::cell::RefCell;
+
 use twofold_abi::channel::wire::{ENCODED_MAX, PAYLOAD_MAX};
 use twofold_abi::channel::{
     Command, Frame, FrameError, FrameReader, FrameWriter, GuestState, MessageError, Reason, ReceiveCredit, SendCredit,
     ToHypervisor, ToLauncher,
 };
-use twofold_vmm::session::{Launcher, Session};
+use twofold_vmm::console::Console;
+use twofold_vmm::session::{Guests, Launcher, Sent, Session};
 
 /// Any bytes are frames and errors, the same ones however they are cut up. Each frame is one message or is refused, and
 /// a message is written as the frame that it was read from. Any payload comes back. Credit holds whatever is granted.
@@ -25,17 +28,45 @@ pub fn channel_hypervisor(data: &[u8]) {
     session(data);
 }
 
-/// A session answers any bytes, each command once, and each answer is a message.
+/// Guests of which two have their consoles on the channel.
+struct Three([RefCell<Console>; 2]);
+
+impl Guests for Three {
+    fn count(&self) -> u16 {
+        3
+    }
+
+    fn state(&self, _guest: u16) -> GuestState {
+        GuestState::Running
+    }
+
+    fn console<T>(&self, guest: u16, act: impl FnOnce(&mut Console) -> T) -> Option<T> {
+        Some(act(&mut self.0.get(usize::from(guest))?.borrow_mut()))
+    }
+}
+
+/// A session answers any bytes, each command once, and each answer is a message. Guests write and read meanwhile, and their
+/// output goes out.
 fn session(data: &[u8]) {
     let (mut session, mut answers, mut asked) = (Session::new(), Answers::default(), Vec::new());
+    let guests = Three(core::array::from_fn(|_| RefCell::new(Console::new(512, 64))));
     let mut bytes = data;
-    while let Some(command) = session.read(&mut bytes, &[GuestState::Running; 3][..], &mut answers) {
+    while let Some(command) = session.read(&mut bytes, &guests, &mut answers) {
         asked.push(command.command());
         if command.command() == Command::Stop {
             command.refused(Reason::State, format_args!("{data:?}"), &session, &mut answers);
         } else {
             command.done(&session, &mut answers);
         }
+        for console in &guests.0 {
+            let mut console = console.borrow_mut();
+            let _full = (0..100).try_for_each(|byte| console.write(byte));
+            let count = console.input().len();
+            console.read(count);
+        }
+        // No console has more than its buffer.
+        let frames = (0..).take_while(|_| session.send(&guests, &mut answers) == Sent::Some).count();
+        assert!(frames <= 2 * 512, "{frames} frames");
     }
     assert!(bytes.is_empty());
     let refused = asked.iter().filter(|&&command| command == Command::Stop).count();
@@ -51,6 +82,11 @@ struct Answers {
 
 impl Launcher for Answers {
     fn begin(&mut self) {}
+
+    fn offer(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) -> bool {
+        self.send(guest, message);
+        true
+    }
 
     fn send(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) {
         let mut writer = FrameWriter::new();

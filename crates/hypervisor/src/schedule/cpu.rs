@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::arch::asm;
 
 use spin::{Mutex, Once};
+use twofold_vmm::console::Notice;
 use twofold_vmm::scheduler::{Decision, EntityId};
 
 use super::deadlines::{Deadlines, Due, NEVER};
@@ -19,7 +20,7 @@ use crate::pmu::Counter;
 use crate::schedule;
 use crate::stats::Meter;
 use crate::switch::Switch;
-use crate::{cpus, timer};
+use crate::{cpus, read_sysreg, timer};
 
 /// What a CPU runs: a vCPU, or a task of the hypervisor.
 pub(crate) trait Entity: Sync {
@@ -186,6 +187,22 @@ impl ThisCpu {
             && let Some(last) = self.entities.last()
         {
             last.port_interrupt();
+        }
+    }
+
+    /// K3: a console asks for the task of the control channel. The caller arms EL2's timer afterwards.
+    #[cold]
+    pub(crate) fn console_asks(&mut self, notice: Notice) {
+        /// A part of a second for which bytes are gathered.
+        const WHILE: u64 = 500;
+        let Some(index) = self.entities.len().checked_sub(1) else { return };
+        match notice {
+            Notice::None => {}
+            Notice::Soon => {
+                let soon = timer::machine_time() + read_sysreg!(CNTFRQ_EL0) / WHILE;
+                self.deadlines.set(Due::Vcpu(index), soon);
+            }
+            Notice::Now => schedule::wake(self.entities[index].id()),
         }
     }
 

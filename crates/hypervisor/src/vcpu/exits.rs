@@ -12,6 +12,7 @@ use twofold_memory::{Answer, Done, GuestFault};
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
 use twofold_stage2::{Ipa, Level};
 use twofold_vmm::calls::Reply;
+use twofold_vmm::console::Notice;
 use twofold_vmm::power;
 use twofold_vmm::restart::Why;
 
@@ -254,9 +255,19 @@ impl<'a> Loaded<'a> {
         if !access.is_write {
             access.load(&mut self.running.context().x, value, order);
         }
-        if let Device::Rtc(_) = device {
-            self.cpu.deadlines.set(self.vm.alarm(), self.vm.devices().alarm().unwrap_or(NEVER));
-            self.arm();
+        match device {
+            Device::Gic(_) => {}
+            Device::Uart(_) => {
+                let notice = self.vm.devices().notice();
+                if notice != Notice::None {
+                    self.cpu.console_asks(notice);
+                    self.arm();
+                }
+            }
+            Device::Rtc(_) => {
+                self.cpu.deadlines.set(self.vm.alarm(), self.vm.devices().alarm().unwrap_or(NEVER));
+                self.arm();
+            }
         }
         self.running.context().skip();
         true

@@ -4,6 +4,7 @@
 use twofold_abi::channel::{Command, GuestState, Reason};
 use twofold_hypervisor::channel::{self, Polled};
 use twofold_hypervisor::{read_sysreg, timer};
+use twofold_vmm::console::Console;
 use twofold_vmm::session::{Asked, Guests};
 
 use crate::check::Outcome;
@@ -21,6 +22,10 @@ impl Guests for One {
 
     fn state(&self, _guest: u16) -> GuestState {
         GuestState::Running
+    }
+
+    fn console<T>(&self, _guest: u16, _act: impl FnOnce(&mut Console) -> T) -> Option<T> {
+        None
     }
 }
 
