@@ -92,7 +92,7 @@ fn counters() -> Result<(), Failure> {
 }
 
 /// Turns the controller on, with the interrupts of this program.
-fn controller() {
+pub fn controller() {
     const CONTROL: u64 = 0x0;
     const GROUP: u64 = 0x80;
     const ENABLE: u64 = 0x100;
@@ -164,14 +164,16 @@ const UART_MASK: u64 = 0x38;
 const UART_CLEAR: u64 = 0x44;
 const UART_TRANSMIT: u32 = 1 << 5;
 
-fn load(address: u64) -> u32 {
+/// Reads a register of a device.
+pub fn load(address: u64) -> u32 {
     let value: u32;
     // SAFETY: a device's register, mapped as device memory; the load reads no Rust object.
     unsafe { asm!("ldr {:w}, [{}]", out(reg) value, in(reg) address, options(nostack, preserves_flags)) };
     value
 }
 
-fn store(address: u64, value: u32) {
+/// Writes a register of a device.
+pub fn store(address: u64, value: u32) {
     // SAFETY: as in `load`; the store writes no Rust object.
     unsafe { asm!("str {:w}, [{}]", in(reg) value, in(reg) address, options(nostack, preserves_flags)) };
 }

@@ -14,6 +14,7 @@ mod anew;
 mod boot;
 mod check;
 mod devices;
+mod echo;
 mod exceptions;
 mod exits;
 mod experiment;
@@ -88,6 +89,8 @@ enum Failure<'a> {
     Lock(#[from] lock::Failure),
     #[error("devices: FAILED: {0}")]
     Devices(#[from] devices::Failure),
+    #[error("echo: FAILED: {0}")]
+    Echo(#[from] echo::Failure),
     #[error("touch: FAILED: {0}")]
     Touch(#[from] touch::Failure),
     #[error("experiment: FAILED: {0}")]
@@ -127,6 +130,8 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
     match Program::parse(arguments).map_err(Failure::Program)? {
         Program::Check => check::run(&memory)?,
         Program::Devices => devices::run()?,
+        Program::Echo { bytes } => echo::run(bytes)?,
+        Program::Emit { bytes } => echo::emit(bytes)?,
         Program::Touch { bytes } => touch::run(&memory, bytes)?,
         Program::Pmu => pmu::run(&memory)?,
         Program::Features => features::run()?,

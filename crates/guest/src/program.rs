@@ -16,6 +16,10 @@ pub enum Program<'a> {
     Check,
     /// `devices`: uses each device of the virtual machine.
     Devices,
+    /// `echo=SIZE`: sends back `SIZE` bytes as they come.
+    Echo { bytes: u64 },
+    /// `emit=SIZE`: sends `SIZE` bytes.
+    Emit { bytes: u64 },
     /// `touch=SIZE`: touches `SIZE` bytes of fresh RAM.
     Touch { bytes: u64 },
     /// `pmu`: tries to stop and reset the PMU's counters, then touches memory.
@@ -89,6 +93,8 @@ impl<'a> Program<'a> {
             program = match key {
                 "check" => Self::Check,
                 "devices" => Self::Devices,
+                "echo" => Self::Echo { bytes: size(value).ok_or(Failure::Size { key, value })? },
+                "emit" => Self::Emit { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "touch" => Self::Touch { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "pmu" => Self::Pmu,
                 "features" => Self::Features,
