@@ -39,6 +39,28 @@ pub struct Listener {
     messages: Option<Receiver<Message>>,
 }
 
+/// What takes the messages of a session, in the thread that reads the channel. It must not wait for anything that waits for
+/// the hypervisor.
+pub trait Peer: Send {
+    /// The machine is about to start. `stream` goes to the hypervisor.
+    fn begin(&mut self, stream: UnixStream) -> io::Result<()>;
+
+    /// Takes a message.
+    fn take(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) -> Next;
+
+    /// The stream has ended.
+    fn end(&mut self);
+}
+
+/// How the channel's reader goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// With the next frame.
+    GoOn,
+    /// As a launcher that comes late: somewhere, perhaps in the middle of a frame.
+    Cut,
+}
+
 /// A file to write.
 #[derive(Debug)]
 pub struct Sink<W = File> {
@@ -70,12 +92,27 @@ impl Channel {
     }
 
     /// Hands QEMU's end to the child of `command`. From the other one, lines go to `log`, and a trace to `trace`. The stream
-    /// ends only after `command` is dropped.
-    pub fn listen(self, command: &mut Command, log: Sink, trace: Option<Sink>) -> io::Result<Listener> {
+    /// ends only after `command` is dropped. The messages of a session go to `peer`, if there is one.
+    pub fn listen(
+        self,
+        command: &mut Command,
+        log: Sink,
+        trace: Option<Sink>,
+        mut peer: Option<Box<dyn Peer>>,
+    ) -> io::Result<Listener> {
         child::inherits(command, self.theirs);
         let stream = self.ours.try_clone()?;
         let (sender, messages) = mpsc::channel();
-        let thread = thread::spawn(move || read(stream, log, trace, &sender));
+        if let Some(peer) = &mut peer {
+            peer.begin(self.ours.try_clone()?)?;
+        }
+        let thread = thread::spawn(move || {
+            let done = read(stream, log, trace, &sender, peer.as_deref_mut());
+            if let Some(mut peer) = peer {
+                peer.end();
+            }
+            done
+        });
         Ok(Listener { stream: self.ours, thread, messages: Some(messages) })
     }
 }
@@ -139,6 +176,7 @@ fn read<W: Write>(
     mut log: Sink<W>,
     mut trace: Option<Sink<W>>,
     session: &Sender<Message>,
+    mut peer: Option<&mut (dyn Peer + '_)>,
 ) -> Result<(), SinkError> {
     let mut reader = FrameReader::new();
     let mut buffer = vec![0; 64 << 10];
@@ -152,7 +190,8 @@ fn read<W: Write>(
                 break;
             }
         };
-        while let Some(frame) = reader.read(&mut bytes) {
+        let mut is_cut = false;
+        while let Some(frame) = if is_cut { None } else { reader.read(&mut bytes) } {
             let frame = match frame {
                 Ok(frame) => frame,
                 Err(error) => {
@@ -167,6 +206,9 @@ fn read<W: Write>(
                     let text = text.replace(['\n', '\r'], " ");
                     log.write(format!("{} {text}\n", control::LOG).as_bytes());
                 }
+                Ok(message) if let Some(peer) = &mut peer => {
+                    is_cut = peer.take(frame.guest, &message) == Next::Cut;
+                }
                 Ok(message) => {
                     // For people.
                     log.write(format!("control channel: {message:?}\n").as_bytes());
@@ -179,6 +221,12 @@ fn read<W: Write>(
                 Err(MessageError::Kind(_)) => {}
                 Err(error) => log.write(refused(error).as_bytes()),
             }
+        }
+        if is_cut {
+            reader = FrameReader::new();
+            // Its first bytes are in the middle of what was there.
+            let mut rest = &bytes[bytes.len() / 2..];
+            while let Some(_older) = reader.read(&mut rest) {}
         }
     }
     log.end()?;
@@ -208,7 +256,7 @@ mod tests {
     fn files_of(bytes: &[u8]) -> [String; 2] {
         let mut files = [Vec::new(), Vec::new()];
         let [log, trace] = &mut files;
-        read(bytes, sink(log), Some(sink(trace)), &mpsc::channel().0).unwrap();
+        read(bytes, sink(log), Some(sink(trace)), &mpsc::channel().0, None).unwrap();
         files.map(|file| String::from_utf8(file).unwrap())
     }
 
@@ -258,7 +306,7 @@ mod tests {
         }
         let bytes = [&[0][..], &frame(&ToLauncher::Line("twofold:end reset")).repeat(9)].concat();
         let mut left = &*bytes;
-        let error = read(&mut left, sink(Full), None, &mpsc::channel().0).unwrap_err();
+        let error = read(&mut left, sink(Full), None, &mpsc::channel().0, None).unwrap_err();
         assert_eq!((error.path, error.why.kind()), ("a file".into(), io::ErrorKind::StorageFull));
         assert!(left.is_empty());
     }
@@ -270,7 +318,7 @@ mod tests {
         let mut held = UnixStream::from(channel.theirs.try_clone().unwrap());
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
-        let listener = channel.listen(&mut Command::new("true"), Sink::create(&log).unwrap(), None).unwrap();
+        let listener = channel.listen(&mut Command::new("true"), Sink::create(&log).unwrap(), None, None).unwrap();
         held.write_all(&[&[0][..], &frame(&ToLauncher::Line("twofold:end tests"))].concat()).unwrap();
         listener.end().unwrap();
         assert_eq!(std::fs::read_to_string(log).unwrap(), "twofold:end tests\n");

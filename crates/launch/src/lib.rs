@@ -8,7 +8,8 @@
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The hypervisor's end is the control channel ([`channel`]). Its lines become a [`Control`] with its [`Report`] of figures ([`report`]).
-//!    A launch that is driven has a session on it, for commands ([`session`]).
+//!    A launch that is driven has a session on it, for commands ([`session`]);
+//!    one whose guests have their consoles there, for consoles ([`consoles`]).
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
 //! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]); [`exits::measure`] does so
@@ -21,6 +22,7 @@ pub mod bundle;
 pub mod channel;
 pub mod check;
 pub mod child;
+pub mod consoles;
 pub mod exits;
 pub mod experiment;
 #[cfg(test)]

@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::channel::{Channel, Listener, Sink, SinkError};
+use crate::channel::{Channel, Listener, Peer, Sink, SinkError};
 use crate::child;
-use crate::machine::{Machine, Serial};
+use crate::consoles::Consoles;
+use crate::machine::{Loaded, Machine, Serial};
 use crate::outcome::{Console, KEPT_LINES, Outcome};
 use crate::qemu::Qemu;
 use crate::report::Control;
@@ -181,6 +182,51 @@ impl Launch<'_> {
         })
     }
 
+    /// As [`run`](Self::run), with guests whose consoles are on the control channel
+    /// ([`CONSOLES`](twofold_abi::bundle::flags::CONSOLES)). Their lines are lines of the console; each begins with the
+    /// guest's name if there are several. A guest that `apart` names is left to the caller.
+    pub fn run_lines(
+        &self,
+        consoles: &Arc<Consoles>,
+        apart: Option<u16>,
+        on_line: impl FnMut(&str),
+    ) -> Result<Outcome, RunError> {
+        let mut child = self.start_with(Serial::Pipe, Some(Box::new(Arc::clone(consoles))))?;
+        let names = match &self.machine.loaded {
+            Loaded::Guest { bundle, .. } => bundle.names.as_slice(),
+            _ => &[],
+        };
+        let guests = (0..).zip(names).filter(|(number, _)| Some(*number) != apart);
+        let prefix = |name: &String| if names.len() > 1 { format!("[{name}] ") } else { String::new() };
+        child.guests = guests.map(|(number, name)| (Arc::clone(consoles), number, prefix(name))).collect();
+        self.follow(child, on_line, || false)
+    }
+
+    /// As [`run_lines`](Self::run_lines), and leaves all consoles to `drive`, in a thread of its own. If it fails, the
+    /// machine is ended.
+    ///
+    /// # Errors
+    ///
+    /// The error of `drive`, or else that of the launch.
+    pub fn run_consoles<T: Send, E: From<RunError> + Send>(
+        &self,
+        consoles: &Arc<Consoles>,
+        drive: impl FnOnce(&Consoles) -> Result<T, E> + Send,
+    ) -> Result<(Outcome, T), E> {
+        let child = self.start_with(Serial::Pipe, Some(Box::new(Arc::clone(consoles))))?;
+        let has_failed = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let driver = scope.spawn(|| {
+                let driven = drive(consoles);
+                has_failed.store(driven.is_err(), Ordering::Release);
+                driven
+            });
+            let followed = self.follow(child, |_| (), || has_failed.load(Ordering::Acquire));
+            let driven = driver.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            Ok((followed?, driven))
+        })
+    }
+
     /// Follows the console to the end, which comes early if `is_over` says so.
     fn follow(
         &self,
@@ -250,6 +296,10 @@ impl Launch<'_> {
     }
 
     fn start(&self, serial: Serial) -> Result<Running, RunError> {
+        self.start_with(serial, None)
+    }
+
+    fn start_with(&self, serial: Serial, peer: Option<Box<dyn Peer>>) -> Result<Running, RunError> {
         let stderr = self.directory.join(STDERR_LOG);
         // An empty file, so that a QEMU that fails early leaves no control log of an earlier launch.
         let control = Sink::create(&self.directory.join(CONTROL_LOG))?;
@@ -264,9 +314,9 @@ impl Launch<'_> {
         }
         // This thread waits for the child, so only the launcher's death triggers the kill.
         child::dies_with_parent(&mut command);
-        let listener = channel.listen(&mut command, control, trace).map_err(lost)?;
+        let listener = channel.listen(&mut command, control, trace, peer).map_err(lost)?;
         let child = command.spawn().map_err(lost)?;
-        Ok(Running { child, listener: Some(listener) })
+        Ok(Running { child, listener: Some(listener), guests: Vec::new() })
     }
 
     /// Waits for the end. It polls, because `std` has no wait with a limit.
@@ -332,11 +382,20 @@ struct Running {
     child: Child,
     /// Without this value it reads on by itself, to the child's end.
     listener: Option<Listener>,
+    /// Guests whose lines are lines of the console, and what they begin with.
+    guests: Vec<(Arc<Consoles>, u16, String)>,
 }
 
 impl Running {
     fn lines(&mut self) -> Receiver<String> {
         let (sender, receiver) = mpsc::sync_channel(KEPT_LINES);
+        for (consoles, guest, prefix) in self.guests.drain(..) {
+            let sender = sender.clone();
+            thread::spawn(move || {
+                let take = |line: String| sender.send(format!("{prefix}{line}")).is_ok();
+                read_lines(Reading { consoles: &consoles, guest }, take);
+            });
+        }
         if let Some(stdout) = self.child.stdout.take() {
             thread::spawn(move || read_lines(stdout, |line| sender.send(line).is_ok()));
         }
@@ -356,9 +415,23 @@ impl Drop for Running {
     }
 }
 
+/// A guest's console, to be read to its end.
+struct Reading<'a> {
+    consoles: &'a Consoles,
+    guest: u16,
+}
+
+impl Read for Reading<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.consoles.read(self.guest, buffer.len());
+        buffer[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+}
+
 /// Passes each line to `take` until it returns false or the stream ends.
-fn read_lines(stdout: ChildStdout, take: impl Fn(String) -> bool) {
-    let mut reader = BufReader::new(stdout);
+fn read_lines(stream: impl Read, take: impl Fn(String) -> bool) {
+    let mut reader = BufReader::new(stream);
     let mut bytes = Vec::new();
     loop {
         bytes.clear();
@@ -537,7 +610,7 @@ mod tests {
         let mut launcher = Command::new(std::env::current_exe().unwrap());
         launcher.args(["--exact", "run::tests::a_launcher_that_is_killed_takes_its_qemu_along"]);
         let child = launcher.env(LAUNCHER, directory).spawn().unwrap();
-        let mut launcher = Running { child, listener: None };
+        let mut launcher = Running { child, listener: None, guests: Vec::new() };
         while !fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')) {
             assert!(launcher.child.try_wait().unwrap().is_none(), "the launcher ended by itself");
             thread::sleep(POLL);

@@ -5,16 +5,22 @@
 //! The logs of a good run replace those of the good run before it.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use twofold_abi::bundle::flags;
 use twofold_abi::control::{ORACLE_ARGUMENT, RECORD_ARGUMENT, TRACE_ARGUMENT};
+use twofold_launch::consoles::Consoles;
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
 use twofold_launch::{
     Bundle, Driver, GuestSettings, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict, bundle,
 };
 
+use crate::attach;
 use crate::build;
 use crate::workspace::Workspace;
 
@@ -60,6 +66,7 @@ impl Boot<'_> {
     pub fn run(&self, workspace: &Workspace, qemu: &Qemu) -> anyhow::Result<Outcome> {
         let run = |launch: &Launch<'_>| match self.terminal {
             true => launch.run_on_terminal(),
+            false if self.has_consoles() => launch.run_lines(&Arc::default(), None, |_| ()),
             false => launch.run(|_| ()),
         };
         self.launch(workspace, qemu, |launch| Ok((run(launch)?, ()))).map(|(outcome, ())| outcome)
@@ -73,6 +80,41 @@ impl Boot<'_> {
         drive: impl FnOnce(Driver) -> anyhow::Result<T> + Send,
     ) -> anyhow::Result<(Outcome, T)> {
         self.launch(workspace, qemu, |launch| launch.run_driven(drive))
+    }
+
+    /// As [`run`](Self::run) with the consoles on the control channel, and leaves them to `drive`.
+    pub fn run_consoles<T: Send>(
+        &self,
+        workspace: &Workspace,
+        qemu: &Qemu,
+        consoles: &Arc<Consoles>,
+        drive: impl FnOnce(&Consoles) -> anyhow::Result<T> + Send,
+    ) -> anyhow::Result<(Outcome, T)> {
+        self.launch(workspace, qemu, |launch| launch.run_consoles(consoles, drive))
+    }
+
+    /// As [`run`](Self::run) with the consoles on the control channel. The terminal shows their lines, or it is the console
+    /// of the guest `attached`, as far as it has lines.
+    pub fn run_attached(&self, workspace: &Workspace, qemu: &Qemu, attached: Option<u16>) -> anyhow::Result<Outcome> {
+        let consoles = Arc::<Consoles>::default();
+        let shown = attached.map(|guest| attach::spawn(&consoles, guest));
+        let show = |line: &str| {
+            if attached.is_none() {
+                // The terminal may be closed.
+                let _ = writeln!(io::stdout(), "{line}");
+            }
+        };
+        let run = |launch: &Launch<'_>| {
+            let outcome = launch.run_lines(&consoles, attached, show)?;
+            // What the machine has left to show. It has ended, so this ends too.
+            shown.map(JoinHandle::join);
+            Ok((outcome, ()))
+        };
+        self.launch(workspace, qemu, run).map(|(outcome, ())| outcome)
+    }
+
+    fn has_consoles(&self) -> bool {
+        self.guests.iter().all(|guest| guest.flags & flags::CONSOLES != 0)
     }
 
     fn launch<T>(

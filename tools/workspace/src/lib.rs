@@ -13,6 +13,7 @@
 //!
 //! Invariant: all output is below `target/`. A program that was started here has ended when the call returns.
 
+pub mod attach;
 pub mod boot;
 pub mod build;
 pub mod cargo;
