@@ -159,6 +159,10 @@ pub struct RunOptions {
     /// the rest is taken. Two commas within a value are one
     #[arg(long, value_name = "KIND|SPEC")]
     pub guest: Vec<GuestOption>,
+    /// Gives standard input and output to the console of this guest, line by line, on a terminal or not. Without it, several
+    /// guests print their lines with their names
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["check", "count", "counters", "json"])]
+    pub attach: Option<String>,
     /// CPU model, a value of QEMU's -cpu
     #[arg(long, value_name = "MODEL", default_value = machine::CPU_DEFAULT)]
     pub cpu: String,

@@ -103,6 +103,7 @@ impl Mode {
         let explicit = options.check || options.count || options.counters || options.json.is_some();
         match (explicit, terminal) {
             (true, _) => Self::Check { count: options.count },
+            _ if options.attach.is_some() => Self::Console,
             (false, true) => Self::Console,
             // Counting requires one vCPU and excludes a trace. Otherwise the run is only checked.
             (false, false) => Self::Check { count: options.cpus == 1 && options.trace.is_none() },
@@ -138,6 +139,12 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
     let kernel = options.kernel.clone().or(debian.filter(|_| options.initrd.is_some()));
     let guests = guests(options, mode, &kernel.clone().unwrap_or_default(), options.initrd.as_ref());
     bundle::check_settings(&guests)?;
+    if let Some(name) = &options.attach
+        && !guests.iter().any(|guest| guest.name == *name)
+    {
+        let names: Vec<_> = guests.iter().map(|guest| guest.name.as_str()).collect();
+        bail!("--attach: there is no guest {name}; there is {}", names.join(", "));
+    }
     let specs = || [None].into_iter().chain(options.more().map(Some));
     if kernel.is_some() {
         bundle::check(&guests)?;
@@ -209,7 +216,9 @@ fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathB
 fn image_flags(options: &RunOptions, mode: Mode) -> u32 {
     let count = if mode.is_counted() { flags::COUNT } else { 0 };
     let restart = if options.restart || mode == Mode::Console { flags::RESTART } else { 0 };
-    count | restart
+    // A counted run is equal each time, and what a launcher sends comes when the host pleases.
+    let on_channel = !mode.is_counted() && (options.attach.is_some() || options.more().next().is_some());
+    count | restart | if on_channel { flags::CONSOLES } else { 0 }
 }
 
 fn command_line(own_kernel: bool, append: Option<&str>, mode: Mode) -> String {
@@ -245,13 +254,28 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
 }
 
 fn console(workspace: &Workspace, options: &RunOptions, qemu: &Qemu, selected: &Selected) -> anyhow::Result<ExitCode> {
-    output::line("The guest's console follows. Ctrl-A X leaves it (Ctrl-A H: help).")?;
-    let outcome = boot(options, Mode::Console, selected).run(workspace, qemu).inspect_err(|_| {
+    let boot = boot(options, Mode::Console, selected);
+    let attached = options.attach.as_ref().and_then(|name| boot.guests.iter().position(|guest| guest.name == *name));
+    let several = boot.guests.len() > 1;
+    output::line(match (attached, several) {
+        (Some(_), _) => "The guest's console follows, line by line. Ctrl-C ends the run.",
+        (None, true) => "The lines of the guests' consoles follow (--attach NAME: one console). Ctrl-C ends the run.",
+        (None, false) => "The guest's console follows. Ctrl-A X leaves it (Ctrl-A H: help).",
+    })?;
+    let run = match attached.is_some() || several {
+        true => boot.run_attached(workspace, qemu, attached.map(|guest| guest as u16)),
+        false => boot.run(workspace, qemu),
+    };
+    let outcome = run.inspect_err(|_| {
         // The guest's console may end in the middle of a line.
         let _ = output::line("");
     })?;
     let left = outcome.control.end.is_none();
-    output::line(if left { "\nLeft before the guest powered off." } else { "The guest powered off." })?;
+    output::line(match (left, several) {
+        (true, _) => "\nLeft before the guest powered off.",
+        (false, true) => "All guests have ended.",
+        (false, false) => "The guest powered off.",
+    })?;
     trace_is_there(options)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -415,6 +439,22 @@ mod tests {
         assert!(more("name=b,kernel=no/such/file").contains("guest b: cannot read the kernel no/such/file"));
         assert!(more("name=b,initrd=no/such/file").contains("guest b: cannot read the initrd no/such/file"));
         assert!(refused(&["--trace", "no/such/file"]).contains("--trace: there is no directory"));
+    }
+
+    #[test]
+    fn several_guests_have_their_consoles_on_the_channel() {
+        let on_channel = |words: &[&str], terminal| {
+            let options = options(words);
+            image_flags(&options, Mode::new(&options, terminal)) & flags::CONSOLES != 0
+        };
+        assert!(!on_channel(&[], false) && !on_channel(&[], true) && !on_channel(&["--cpus", "2"], false));
+        assert!(on_channel(&["--guest", "name=b"], true) && on_channel(&["--check", "--guest", "name=b"], false));
+        assert!(!on_channel(&["--count", "--guest", "name=b"], false));
+        assert!(on_channel(&["--attach", "guest"], false));
+        assert_eq!(Mode::new(&options(&["--attach", "guest"]), false), Mode::Console);
+        let options = options(&["--attach", "c", "--guest", "name=b"]);
+        let error = refuse(&options, Mode::new(&options, false), None).unwrap_err().to_string();
+        assert!(error.contains("--attach: there is no guest c; there is guest, b"), "{error}");
     }
 
     #[test]

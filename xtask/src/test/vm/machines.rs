@@ -2,9 +2,11 @@
 //! The guests of the suite, and how they are booted.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use twofold_launch::consoles::Consoles;
 use twofold_launch::guest::WEIGHT_DEFAULT;
 use twofold_launch::{Driver, GuestSettings, Outcome, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
@@ -74,6 +76,16 @@ impl Machines {
     /// Boots guests, of which the last has to power off.
     pub fn ended(&self, guests: Vec<GuestSettings>, clock: Clock) -> anyhow::Result<Outcome> {
         self.boot(guests, clock, false)
+    }
+
+    /// Boots guests on two CPUs, and leaves their consoles to `drive`.
+    pub fn with_consoles<T: Send>(
+        &self,
+        guests: Vec<GuestSettings>,
+        consoles: &Arc<Consoles>,
+        drive: impl FnOnce(&Consoles) -> anyhow::Result<T> + Send,
+    ) -> anyhow::Result<(Outcome, T)> {
+        Self::plan(guests, Clock::Real, false).run_consoles(&self.workspace, &self.qemu, consoles, drive)
     }
 
     /// Boots guests, which `drive` commands. A command has to end them, or they power off.

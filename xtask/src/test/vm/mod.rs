@@ -3,6 +3,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | [`consoles`] | consoles on the control channel: both directions, unread, and with launchers that come back |
 //! | [`machines`] | what guests are made of, and how they are booted |
 //! | [`linux`] | Debian's kernel under load, alone and in pairs |
 //! | [`commands`] | commands of a launcher: stop, continue, reset, quit, statistics |
@@ -12,6 +13,7 @@
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
 mod commands;
+mod consoles;
 mod linux;
 mod machines;
 mod resets;
@@ -72,6 +74,15 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("a_stopped_guest_has_wall_time", Depth::Quick, commands::wall_time),
     ("a_guest_beside_an_idle_cpu_is_stopped", Depth::Quick, commands::beside_an_idle_cpu),
     ("stops_and_resets_while_all_vcpus_spin", Depth::Full, |machines| commands::contended(machines, 20)),
+    ("two_guests_echo_what_they_are_sent", Depth::Quick, |machines| consoles::echo(machines, 32 << 10)),
+    ("two_guests_echo_a_mebibyte_each", Depth::Full, |machines| consoles::echo(machines, 1 << 20)),
+    ("a_console_that_nothing_reads_holds_up_its_guest_alone", Depth::Quick, consoles::unread),
+    ("a_launcher_that_comes_back_loses_nothing", Depth::Quick, |machines| consoles::back(machines, 64 << 10, 20)),
+    ("a_launcher_that_comes_back_often_loses_nothing", Depth::Full, |machines| {
+        consoles::back(machines, 512 << 10, 200)
+    }),
+    ("lines_of_consoles_on_the_channel", Depth::Quick, consoles::lines),
+    ("a_byte_of_a_console_on_the_channel_is_cheap", Depth::Quick, consoles::cost),
     ("guests_get_their_shares", Depth::Quick, shares::weights),
     ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
     ("a_lock_is_never_lost", Depth::Full, shares::spin_lock),
