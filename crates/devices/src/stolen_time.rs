@@ -1,60 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Stolen time (Arm DEN0057A): for how long a vCPU could have run and had no CPU.
+//! Stolen time (Arm DEN0057A): for how long a vCPU could have run and had no CPU. Waits for interrupts, pages and devices
+//! are not stolen, nor is the time in which the vCPU is off, or the guest is stopped or moves.
 //!
-//! The embedder reports when a vCPU gets a CPU ([`StolenTime::enter`]), and what it does without one ([`Off`]). Only
-//! [`Off::Runnable`] is stolen time: waits for pages, devices and interrupts are not, nor is the time in which the guest
-//! is stopped or moves.
+//! The embedder's scheduler counts it, for each vCPU and in ticks, because it alone knows when a vCPU became able to run
+//! and when it got a CPU. Each call passes that *count*, which never decreases. This model knows which part of it the
+//! guest is to see, and where: the guest asks for its structure by a hypercall ([`StolenTime::ask`]). From then on each
+//! turn on a CPU begins with [`StolenTime::enter`], which writes the sum to the structure.
 //!
-//! The guest asks for its structure by a hypercall. From then on, each entry writes the sum to it.
+//! A guest that is stopped: [`StolenTime::add`] when it stops, [`StolenTime::skip`] when it goes on. What the embedder
+//! counted in between, for a vCPU that was in a queue, is not stolen.
 //!
 //! # Invariants
 //!
 //! * What the guest reads never decreases, except by its own writes.
-//! * Whenever the vCPU runs, the structure has the whole sum, unless its page was absent at entry. A later entry then
-//!   writes the sum that holds then. So nothing is queued, and the latest value wins.
+//! * Whenever the vCPU runs, the structure has the whole sum, unless its page was absent when the turn began. A later
+//!   turn then writes the sum that holds then. So nothing is queued, and the latest value wins.
 //!
-//! Time is in ticks of the embedder's counter, and becomes nanoseconds when it is written, so no rounding adds up.
+//! Ticks become nanoseconds when they are written, so no rounding adds up.
 //!
 //! Another vCPU may read the structure at any time. So [`GuestRam::write`] must write eight aligned bytes by one store.
 
 use core::num::NonZeroU64;
 
-use twofold_abi::pv_time::{self, structure};
+use twofold_abi::pv_time::structure;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::ram::{GuestRam, RamError};
 use crate::state::StateError;
 
-/// What a vCPU does that has no CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Off {
-    /// It could run. This is stolen.
-    Runnable,
-    /// It waits for a page that is in a store.
-    WaitsForPage,
-    /// It waits for a device of the embedder.
-    WaitsForDevice,
-    /// It executed WFI, or the guest suspended it.
-    Idle,
-    /// The guest has not started it or has turned it off, or the whole guest is stopped.
-    Stopped,
-}
-
 /// The stolen time of one vCPU.
 #[derive(Clone, Debug)]
 pub struct StolenTime {
     area: u64,
     frequency: NonZeroU64,
-    /// `None`: it has a CPU, and executes the guest, or EL2 on its behalf.
-    off: Option<Off>,
-    /// When it began to do that.
-    since: u64,
-    /// Ticks that were stolen here, in stretches that are over.
+    asked: bool,
+    /// The embedder's count up to which `ticks` has what was stolen.
+    counted: u64,
+    /// Ticks that were stolen here.
     ticks: u64,
     /// Nanoseconds that were stolen before the state was taken back.
     before: u64,
-    asked: bool,
     /// The last value in the guest's structure.
     written: Option<u64>,
 }
@@ -65,78 +51,75 @@ pub struct StolenTime {
 pub struct BadAddress(pub u64);
 
 impl StolenTime {
-    /// A vCPU that is stopped, whose structure will be at `area`. Its counter has `frequency` ticks a second.
+    /// A vCPU whose structure will be at `area`, and whose guest has not asked for it. The embedder counts `frequency`
+    /// ticks a second.
     pub fn new(area: u64, frequency: NonZeroU64) -> Result<Self, BadAddress> {
         if !area.is_multiple_of(structure::SIZE) || area >> IPA_BITS_MAX != 0 {
             return Err(BadAddress(area));
         }
-        let off = Some(Off::Stopped);
-        Ok(Self { area, frequency, off, since: 0, ticks: 0, before: 0, asked: false, written: None })
+        Ok(Self { area, frequency, asked: false, counted: 0, ticks: 0, before: 0, written: None })
     }
 
-    /// From `now` on, the vCPU has no CPU and does this. It may have had none before.
-    pub fn leave(&mut self, off: Off, now: u64) {
-        self.change(Some(off), now);
+    /// Whether the guest has asked for its structure. Without that, no other call is needed.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_asked(&self) -> bool {
+        self.asked
     }
 
-    /// The vCPU runs from `now` on. If time was stolen, or a page was absent before, the guest's structure is written.
+    /// A turn of the vCPU on a CPU begins. If time was stolen since the last one, or the page was absent then, the guest's
+    /// structure is written.
     ///
-    /// An error is for the embedder's information: the structure keeps its old value, and the next call tries again.
-    #[inline]
-    pub fn enter(&mut self, now: u64, ram: &impl GuestRam) -> Result<(), RamError> {
-        // A vCPU that goes on after an exit: nothing was stolen, and nothing is to be written.
-        if self.off.is_none() && (self.written.is_some() || !self.asked) {
-            return Ok(());
-        }
-        self.change(None, now);
+    /// An error is for the embedder's information: the structure keeps its old value, and the next turn tries again.
+    pub fn enter(&mut self, count: u64, ram: &impl GuestRam) -> Result<(), RamError> {
+        self.add(count);
         if self.asked { self.publish(ram) } else { Ok(()) }
     }
 
-    /// The guest's call `function` with the argument `x1`: x0, or `None` if it is another interface's call.
+    /// The guest asks for its structure (PV_TIME_ST). Returns its address; `None` if there is no RAM.
     ///
-    /// The first call for the structure begins the count. A further one changes nothing: a vCPU that was turned off and
-    /// on again goes on counting.
-    pub fn call(&mut self, function: u32, x1: u64, ram: &impl GuestRam) -> Option<i64> {
-        match function {
-            pv_time::FEATURES => {
-                let known = x1 == pv_time::FEATURES.into() || x1 == pv_time::STOLEN_TIME.into();
-                Some(if known { pv_time::SUCCESS } else { pv_time::NOT_SUPPORTED })
+    /// The first call begins the count. A further one only writes the structure anew: a vCPU that was turned off and on
+    /// again goes on counting.
+    pub fn ask(&mut self, count: u64, ram: &impl GuestRam) -> Option<u64> {
+        self.add(count);
+        self.written = None;
+        match self.publish(ram) {
+            // Fresh RAM is zeros, which is a structure without stolen time, so the guest need not wait for the page.
+            Ok(()) | Err(RamError::Absent(_)) => {
+                self.asked = true;
+                Some(self.area)
             }
-            pv_time::STOLEN_TIME => Some(match self.publish(ram) {
-                // Fresh RAM is zeros, which is a structure without stolen time, so the guest need not wait for the page.
-                Ok(()) | Err(RamError::Absent(_)) => {
-                    self.asked = true;
-                    self.area as i64
-                }
-                Err(RamError::NotRam(_) | RamError::ReadOnly(_)) => pv_time::NOT_SUPPORTED,
-            }),
-            _ => None,
+            Err(RamError::NotRam(_) | RamError::ReadOnly(_)) => None,
         }
     }
 
-    /// Nanoseconds that were stolen until `now`.
-    #[must_use]
-    pub fn stolen(&self, now: u64) -> u64 {
-        let mut until = self.clone();
-        until.change(self.off, now);
-        until.nanoseconds()
+    /// What the embedder has counted since the last call was stolen, if the guest had asked.
+    pub fn add(&mut self, count: u64) {
+        if self.asked {
+            self.ticks = self.ticks.saturating_add(count.saturating_sub(self.counted));
+        }
+        self.skip(count);
     }
 
-    /// Nanoseconds that were stolen in stretches that are over.
-    fn nanoseconds(&self) -> u64 {
+    /// What the embedder has counted since the last call was not stolen.
+    pub fn skip(&mut self, count: u64) {
+        self.counted = self.counted.max(count);
+    }
+
+    /// The guest begins anew: it has not asked, and nothing was stolen.
+    pub fn reset(&mut self) {
+        (self.asked, self.ticks, self.before, self.written) = (false, 0, 0, None);
+    }
+
+    /// Nanoseconds that were stolen, up to the count of the last call.
+    #[must_use]
+    pub fn stolen(&self) -> u64 {
         let nanoseconds = u128::from(self.ticks) * 1_000_000_000 / u128::from(self.frequency.get());
         self.before.saturating_add(nanoseconds.try_into().unwrap_or(u64::MAX))
     }
 
-    fn change(&mut self, off: Option<Off>, now: u64) {
-        if self.off == Some(Off::Runnable) && self.asked {
-            self.ticks = self.ticks.saturating_add(now.saturating_sub(self.since));
-        }
-        (self.off, self.since) = (off, now);
-    }
-
     fn publish(&mut self, ram: &impl GuestRam) -> Result<(), RamError> {
-        let stolen = self.nanoseconds();
+        let stolen = self.stolen();
         if self.written == Some(stolen) {
             return Ok(());
         }
@@ -173,21 +156,21 @@ impl StolenTime {
     /// Bytes of a state.
     pub const STATE_SIZE: usize = size_of::<Row>();
 
-    /// The state at `now`: version 1 (u16), 1 if the guest has asked for its structure (u8), five bytes of 0, the
+    /// The state, up to the count of the last call: version 1 (u16), 1 if the guest has asked for its structure (u8), five bytes of 0, the
     /// structure's address (u64), nanoseconds stolen (u64); little-endian.
     #[must_use]
-    pub fn state(&self, now: u64) -> [u8; Self::STATE_SIZE] {
+    pub fn state(&self) -> [u8; Self::STATE_SIZE] {
         zerocopy::transmute!(Row {
             version: VERSION.into(),
             asked: self.asked.into(),
             reserved: [0; 5],
             area: self.area.into(),
-            stolen: self.stolen(now).into(),
+            stolen: self.stolen().into(),
         })
     }
 
-    /// The vCPU that had this state, stopped. The next entry writes its structure.
-    pub fn from_state(bytes: &[u8], frequency: NonZeroU64) -> Result<Self, StateError> {
+    /// The vCPU that had this state, for an embedder that has counted to `count`. The next turn writes its structure.
+    pub fn from_state(bytes: &[u8], frequency: NonZeroU64, count: u64) -> Result<Self, StateError> {
         let length = StateError::Length { found: bytes.len(), wanted: Self::STATE_SIZE };
         let row = Row::read_from_bytes(bytes).map_err(|_| length)?;
         if row.version != VERSION {
@@ -203,6 +186,6 @@ impl StolenTime {
                 return Err(StateError::Impossible(why));
             }
         }
-        Ok(Self { asked: row.asked == 1, before: row.stolen.get(), ..vcpu })
+        Ok(Self { asked: row.asked == 1, counted: count, before: row.stolen.get(), ..vcpu })
     }
 }

@@ -6,12 +6,10 @@ use std::num::NonZeroU64;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use twofold_abi::pv_time;
-use twofold_devices::stolen_time::{BadAddress, Off};
+use twofold_devices::stolen_time::BadAddress;
 use twofold_devices::{GuestRam, RamError, StateError, StolenTime};
 
 const AREA: u64 = 0x90a_0040;
-const ALL: [Off; 5] = [Off::Runnable, Off::WaitsForPage, Off::WaitsForDevice, Off::Idle, Off::Stopped];
 
 /// One page with the structure, and its log.
 struct Ram {
@@ -56,101 +54,86 @@ fn vcpu(frequency: u64) -> StolenTime {
     StolenTime::new(AREA, hertz(frequency)).unwrap()
 }
 
-fn ask(vcpu: &mut StolenTime, ram: &Ram) -> Option<i64> {
-    vcpu.call(pv_time::STOLEN_TIME, 0, ram)
-}
+const GIGAHERTZ: u64 = 1_000_000_000;
 
 #[test]
-fn only_a_runnable_vcpu_is_robbed() {
-    for off in ALL {
-        let (mut vcpu, ram) = (vcpu(1_000_000_000), Ram::new());
-        vcpu.enter(100, &ram).unwrap();
-        assert_eq!(ask(&mut vcpu, &ram), Some(AREA as i64));
-        vcpu.leave(off, 1000);
-        vcpu.enter(1700, &ram).unwrap();
-        let expected = if off == Off::Runnable { 700 } else { 0 };
-        assert_eq!((vcpu.stolen(1700), ram.stolen()), (expected, expected), "{off:?}");
-    }
-}
-
-/// A vCPU waits for a page, becomes runnable when it comes, and gets a CPU later: only the last part is stolen.
-#[test]
-fn a_wait_and_the_queue_after_it_are_told_apart() {
-    let (mut vcpu, ram) = (vcpu(1_000_000_000), Ram::new());
-    vcpu.enter(0, &ram).unwrap();
-    ask(&mut vcpu, &ram);
-    for (off, at) in [
-        (Off::WaitsForPage, 10),
-        (Off::Runnable, 500),
-        (Off::Idle, 530),
-        (Off::Runnable, 900),
-        (Off::Stopped, 905),
-        (Off::Runnable, 5000),
-    ] {
-        vcpu.leave(off, at);
-    }
-    vcpu.enter(5001, &ram).unwrap();
-    assert_eq!(ram.stolen(), 30 + 5 + 1);
-}
-
-#[test]
-fn the_calls_are_those_of_the_specification() {
-    let (mut vcpu, ram) = (vcpu(1), Ram::new());
-    let known = [(0xc500_0020, Some(0)), (0xc500_0021, Some(0)), (0xc500_0022, Some(-1)), (u64::MAX, Some(-1))];
-    for (asked, answer) in known {
-        assert_eq!(vcpu.call(0xc500_0020, asked, &ram), answer);
-    }
-    assert_eq!(vcpu.call(0xc500_0022, 0, &ram), None);
-    assert_eq!(vcpu.call(0x8400_0000, 0, &ram), None);
-    assert!(ram.writes.borrow().is_empty());
-    ram.bytes.borrow_mut().fill(0xff);
-    assert_eq!(vcpu.call(0xc500_0021, 7, &ram), Some(AREA as i64));
-    assert_eq!(*ram.bytes.borrow(), [0; 64], "revision 0, attributes 0, nothing stolen");
-}
-
-#[test]
-fn time_before_the_first_call_is_not_stolen_and_a_second_call_goes_on() {
-    let (mut vcpu, ram) = (vcpu(1_000_000_000), Ram::new());
-    vcpu.leave(Off::Runnable, 0);
+fn what_was_counted_before_the_first_call_is_not_stolen_and_a_second_call_goes_on() {
+    let (mut vcpu, ram) = (vcpu(GIGAHERTZ), Ram::new());
     vcpu.enter(1_000_000, &ram).unwrap();
-    assert!(ram.writes.borrow().is_empty());
-    ask(&mut vcpu, &ram);
-    vcpu.leave(Off::Runnable, 2_000_000);
-    vcpu.enter(2_000_009, &ram).unwrap();
-    vcpu.leave(Off::Stopped, 3_000_000);
-    vcpu.enter(4_000_000, &ram).unwrap();
-    ask(&mut vcpu, &ram);
+    assert!(ram.writes.borrow().is_empty() && !vcpu.is_asked());
+    assert_eq!(vcpu.ask(1_000_005, &ram), Some(AREA));
+    assert!(vcpu.is_asked());
+    vcpu.enter(1_000_014, &ram).unwrap();
+    assert_eq!((vcpu.stolen(), ram.stolen()), (9, 9));
+    assert_eq!(vcpu.ask(1_000_014, &ram), Some(AREA));
+    assert_eq!(ram.stolen(), 9);
+    // An earlier count changes nothing.
+    vcpu.enter(7, &ram).unwrap();
     assert_eq!(ram.stolen(), 9);
 }
 
 #[test]
+fn each_call_writes_the_whole_structure() {
+    let (mut vcpu, ram) = (vcpu(GIGAHERTZ), Ram::new());
+    for count in [0, 5] {
+        ram.bytes.borrow_mut().fill(0xff);
+        assert_eq!(vcpu.ask(count, &ram), Some(AREA));
+        let mut expected = [0; 64];
+        expected[8] = count as u8;
+        assert_eq!(*ram.bytes.borrow(), expected, "revision 0, attributes 0, and what was stolen");
+    }
+}
+
+/// A vCPU is in a queue when its guest stops, and still when it goes on.
+#[test]
+fn a_stop_is_not_stolen() {
+    let (mut vcpu, ram) = (vcpu(GIGAHERTZ), Ram::new());
+    vcpu.ask(0, &ram);
+    vcpu.add(30);
+    vcpu.skip(5000);
+    vcpu.enter(5001, &ram).unwrap();
+    assert_eq!(ram.stolen(), 30 + 1);
+}
+
+#[test]
+fn a_guest_that_begins_anew_begins_at_zero() {
+    let (mut vcpu, ram) = (vcpu(GIGAHERTZ), Ram::new());
+    vcpu.ask(0, &ram);
+    vcpu.enter(100, &ram).unwrap();
+    vcpu.reset();
+    let writes = ram.writes.borrow().len();
+    vcpu.enter(200, &ram).unwrap();
+    assert_eq!((ram.writes.borrow().len(), vcpu.stolen()), (writes, 0));
+    vcpu.ask(300, &ram);
+    vcpu.enter(301, &ram).unwrap();
+    assert_eq!(ram.stolen(), 1);
+}
+
+#[test]
 fn an_absent_page_is_written_later_with_the_latest_value() {
-    let (mut vcpu, ram) = (vcpu(1_000_000_000), Ram::new());
+    let (mut vcpu, ram) = (vcpu(GIGAHERTZ), Ram::new());
     let absent = RamError::Absent(AREA);
     ram.fails.set(Some(absent));
-    assert_eq!(ask(&mut vcpu, &ram), Some(AREA as i64), "the guest need not wait");
-    for entry in 1..4 {
-        vcpu.leave(Off::Runnable, entry * 100);
-        assert_eq!(vcpu.enter(entry * 100 + 10, &ram), Err(absent));
-        assert_eq!(vcpu.enter(entry * 100 + 20, &ram), Err(absent), "it tries at each entry");
+    assert_eq!(vcpu.ask(0, &ram), Some(AREA), "the guest need not wait");
+    for turn in 1..4 {
+        assert_eq!(vcpu.enter(turn * 10, &ram), Err(absent));
+        assert_eq!(vcpu.enter(turn * 10, &ram), Err(absent), "it tries at each turn");
     }
     ram.bytes.borrow_mut().fill(0xff);
     ram.fails.set(None);
-    vcpu.enter(500, &ram).unwrap();
+    vcpu.enter(30, &ram).unwrap();
     assert_eq!((ram.stolen(), ram.bytes.borrow()[..8].to_vec()), (30, vec![0; 8]));
 }
 
 #[test]
-fn an_entry_without_stolen_time_writes_nothing() {
-    let (mut vcpu, ram) = (vcpu(1_000_000_000), Ram::new());
-    ask(&mut vcpu, &ram);
+fn a_turn_without_stolen_time_writes_nothing() {
+    let (mut vcpu, ram) = (vcpu(GIGAHERTZ), Ram::new());
+    vcpu.ask(200, &ram);
     let writes = ram.writes.borrow().len();
-    for entry in 0..100 {
-        vcpu.enter(entry, &ram).unwrap();
-        vcpu.leave(Off::Idle, entry);
+    for _ in 0..100 {
+        vcpu.enter(200, &ram).unwrap();
     }
     assert_eq!(ram.writes.borrow().len(), writes);
-    vcpu.leave(Off::Runnable, 200);
     vcpu.enter(201, &ram).unwrap();
     assert_eq!(ram.writes.borrow()[writes..], [(AREA + 8, 8)], "one aligned store, which the dirty log sees");
 }
@@ -160,7 +143,7 @@ fn an_address_without_ram_is_not_supported() {
     for error in [RamError::NotRam(AREA), RamError::ReadOnly(AREA)] {
         let (mut vcpu, ram) = (vcpu(1), Ram::new());
         ram.fails.set(Some(error));
-        assert_eq!(ask(&mut vcpu, &ram), Some(-1));
+        assert_eq!(vcpu.ask(0, &ram), None);
         assert_eq!(vcpu.enter(0, &ram), Ok(()));
     }
     for area in [8, 63, 1 << 52, !63] {
@@ -170,9 +153,9 @@ fn an_address_without_ram_is_not_supported() {
 
 #[test]
 fn states_that_are_none_are_refused() {
-    let state = vcpu(1).state(0);
+    let state = vcpu(1).state();
     let wanted = StolenTime::STATE_SIZE;
-    let refused = |state: &[u8]| StolenTime::from_state(state, hertz(1)).unwrap_err();
+    let refused = |state: &[u8]| StolenTime::from_state(state, hertz(1), 0).unwrap_err();
     assert_eq!(refused(&state[1..]), StateError::Length { found: wanted - 1, wanted });
     for (offset, value, error) in [
         (0, 2, StateError::Version(2)),
@@ -190,23 +173,28 @@ fn states_that_are_none_are_refused() {
 
 #[derive(Clone, Debug)]
 enum Event {
-    Pass(u64),
-    Leave(usize),
+    /// The vCPU waits for a CPU.
+    Wait(u64),
     Enter,
     Ask,
+    Stop,
+    GoOn,
     /// The page leaves or comes back.
     Page(bool),
     Restore,
+    Reset,
 }
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        4 => (0_u64..1_000_000).prop_map(Event::Pass),
-        4 => (0..ALL.len()).prop_map(Event::Leave),
-        3 => Just(Event::Enter),
-        1 => Just(Event::Ask),
-        2 => any::<bool>().prop_map(Event::Page),
-        1 => Just(Event::Restore),
+        8 => (0_u64..1_000_000).prop_map(Event::Wait),
+        6 => Just(Event::Enter),
+        3 => Just(Event::Ask),
+        2 => Just(Event::Stop),
+        2 => Just(Event::GoOn),
+        3 => any::<bool>().prop_map(Event::Page),
+        2 => Just(Event::Restore),
+        1 => Just(Event::Reset),
     ]
 }
 
@@ -215,57 +203,69 @@ proptest! {
 
     #[test]
     fn agrees_with_a_naive_sum(
-        frequency in prop_oneof![Just(62_500_000_u64), Just(1_000_000_000), Just(1), 1_u64..5_000_000_000],
+        frequency in prop_oneof![Just(62_500_000_u64), Just(GIGAHERTZ), Just(1), 1_u64..5_000_000_000],
         restores in any::<bool>(),
         events in vec(event(), 0..80),
     ) {
         // A restore rounds to whole nanoseconds, which the sum of ticks does not show.
-        let frequency = if restores { 1_000_000_000 } else { frequency };
+        let frequency = if restores { GIGAHERTZ } else { frequency };
         let (mut vcpu, ram) = (vcpu(frequency), Ram::new());
-        let (mut now, mut off, mut asked) = (0, Some(Off::Stopped), false);
-        // One entry for each tick would be the naive way; an entry for each stretch is as plain.
-        let mut stolen: Vec<u128> = Vec::new();
+        let (mut count, mut asked, mut runs) = (7, false, true);
+        vcpu.skip(count);
+        let mut stolen: Vec<u64> = Vec::new();
+        let sum = |stolen: &[u64]| {
+            stolen.iter().map(|ticks| u128::from(*ticks)).sum::<u128>() * 1_000_000_000 / u128::from(frequency)
+        };
         let mut shown = 0;
         for event in events {
             match event {
-                Event::Pass(ticks) => {
-                    now += ticks;
-                    if asked && off == Some(Off::Runnable) {
-                        stolen.push(ticks.into());
+                Event::Wait(ticks) => {
+                    count += ticks;
+                    if asked && runs {
+                        stolen.push(ticks);
                     }
                 }
-                Event::Leave(to) => {
-                    off = Some(ALL[to]);
-                    vcpu.leave(ALL[to], now);
-                }
-                Event::Enter => {
-                    off = None;
+                Event::Enter if runs => {
                     let absent = ram.fails.get().is_some();
-                    if vcpu.enter(now, &ram).is_ok() && asked {
-                        let sum = stolen.iter().sum::<u128>() * 1_000_000_000 / u128::from(frequency);
-                        prop_assert_eq!(u128::from(ram.stolen()), sum);
+                    if vcpu.enter(count, &ram).is_ok() && asked {
+                        prop_assert_eq!(u128::from(ram.stolen()), sum(&stolen));
                     } else {
                         prop_assert!(absent || !asked);
                     }
                 }
-                Event::Ask if off.is_none() => {
-                    prop_assert_eq!(ask(&mut vcpu, &ram), Some(AREA as i64));
+                Event::Ask if runs => {
+                    prop_assert_eq!(vcpu.ask(count, &ram), Some(AREA));
                     asked = true;
                 }
-                Event::Ask => {}
-                Event::Page(absent) => ram.fails.set(absent.then_some(RamError::Absent(AREA))),
-                Event::Restore if restores => {
-                    let state = vcpu.state(now);
-                    vcpu = StolenTime::from_state(&state, hertz(frequency)).unwrap();
-                    prop_assert_eq!(vcpu.state(now), state);
-                    off = Some(Off::Stopped);
+                Event::Stop if runs => {
+                    vcpu.add(count);
+                    runs = false;
                 }
-                Event::Restore => {}
+                Event::GoOn if !runs => {
+                    vcpu.skip(count);
+                    runs = true;
+                }
+                Event::Page(absent) => ram.fails.set(absent.then_some(RamError::Absent(AREA))),
+                Event::Restore if restores && !runs => {
+                    let state = vcpu.state();
+                    count = count.wrapping_mul(0x9e37_79b9) >> 32;
+                    vcpu = StolenTime::from_state(&state, hertz(frequency), count).unwrap();
+                    prop_assert_eq!(vcpu.state(), state);
+                }
+                Event::Reset => {
+                    vcpu.reset();
+                    stolen.clear();
+                    (asked, shown) = (false, 0);
+                    ram.bytes.borrow_mut().fill(0);
+                }
+                _ => {}
             }
             prop_assert!(ram.stolen() >= shown);
             shown = ram.stolen();
         }
-        let sum = stolen.iter().sum::<u128>() * 1_000_000_000 / u128::from(frequency);
-        prop_assert_eq!(u128::from(vcpu.stolen(now)), sum);
+        if runs {
+            vcpu.add(count);
+        }
+        prop_assert_eq!(u128::from(vcpu.stolen()), sum(&stolen));
     }
 }

@@ -7,7 +7,7 @@
 //! | 0x8000_xxxx | the architecture: version, features, workarounds | this module |
 //! | 0x8400_0000 to 0x8400_001f, and 0xc400 | PSCI | [`power`] |
 //! | 0x8400_0050 to 0x8400_005f, and 0xc400 | random numbers (DEN0098) | [`trng`] |
-//! | 0xc500_0020, 0xc500_0021 | stolen time (DEN0057) | this module, from [`Host::stolen_time`] |
+//! | 0xc500_0020, 0xc500_0021 | stolen time (DEN0057) | this module from [`abi`](twofold_abi::pv_time), and [`Host::stolen_time`] |
 //! | 0x8600_ff01, 0x8600_ff03 | which hypervisor this is | this module, from [`abi`](twofold_abi::vendor) |
 //! | 0x8600_xxxx, 0xc600_xxxx | the hypervisor's own | [`Host::vendor`] |
 //!
@@ -15,7 +15,7 @@
 //! service returns NOT_SUPPORTED. After the guest's end no call has an effect. x1 to x3 keep their values, except after the calls that return something in them.
 
 use smccc::arch::{self, error};
-use twofold_abi::vendor;
+use twofold_abi::{pv_time, vendor};
 
 use crate::power::{self, Power};
 use crate::trng;
@@ -24,8 +24,10 @@ use crate::trng;
 pub trait Host {
     /// Whether the guest has RAM at this intermediate physical address.
     fn is_ram(&self, address: u64) -> bool;
-    /// The address of a vCPU's structure of stolen time; `None` if the guest has no such service.
-    fn stolen_time(&self, vcpu: usize) -> Option<u64>;
+    /// Whether the guest has stolen time.
+    fn has_stolen_time(&self) -> bool;
+    /// This vCPU asks for its structure of stolen time. Returns its address; `None` if there is none.
+    fn stolen_time(&mut self, vcpu: usize) -> Option<u64>;
     /// Whether there is a source of random numbers.
     fn has_random(&self) -> bool;
     /// 64 random bits; `None` if the source has none now.
@@ -99,12 +101,14 @@ fn other(host: &mut impl Host, caller: usize, [function, first, second, third]: 
     }
     match function {
         arch::SMCCC_VERSION => value(VERSION),
-        arch::SMCCC_ARCH_FEATURES => value(features(host, caller, first as u32)),
-        PV_TIME_FEATURES => value(match first as u32 {
-            PV_TIME_FEATURES | PV_TIME_ST if host.stolen_time(caller).is_some() => SUCCESS,
-            _ => error::NOT_SUPPORTED.into(),
+        arch::SMCCC_ARCH_FEATURES => value(features(host, first as u32)),
+        pv_time::FEATURES => value(match first as u32 {
+            pv_time::FEATURES | pv_time::STOLEN_TIME if host.has_stolen_time() => pv_time::SUCCESS,
+            _ => pv_time::NOT_SUPPORTED,
         }),
-        PV_TIME_ST => value(host.stolen_time(caller).map_or(error::NOT_SUPPORTED.into(), |address| address as i64)),
+        pv_time::STOLEN_TIME => {
+            value(host.stolen_time(caller).map_or(pv_time::NOT_SUPPORTED, |address| address as i64))
+        }
         _ if trng::is_call(function) => match host.has_random() {
             true => Reply::Values(trng::call(function, first_masked, || host.random())),
             false => value(error::NOT_SUPPORTED.into()),
@@ -126,12 +130,9 @@ fn other(host: &mut impl Host, caller: usize, [function, first, second, third]: 
 const SUCCESS: i64 = 0;
 /// SMCCC 1.1.
 const VERSION: i64 = 1 << 16 | 1;
-/// PV_TIME_FEATURES and PV_TIME_ST (DEN0057), fast calls with 64-bit arguments.
-const PV_TIME_FEATURES: u32 = 0xc500_0020;
-const PV_TIME_ST: u32 = 0xc500_0021;
 
 /// SMCCC_ARCH_FEATURES.
-fn features(host: &impl Host, caller: usize, function: u32) -> i64 {
+fn features(host: &impl Host, function: u32) -> i64 {
     if let Some(asked) = workaround(function) {
         return match (host.mitigation(asked), asked) {
             (Mitigation::Unknown, _) => error::NOT_SUPPORTED.into(),
@@ -143,7 +144,7 @@ fn features(host: &impl Host, caller: usize, function: u32) -> i64 {
     }
     match function {
         arch::SMCCC_VERSION | arch::SMCCC_ARCH_FEATURES => SUCCESS,
-        PV_TIME_FEATURES if host.stolen_time(caller).is_some() => SUCCESS,
+        pv_time::FEATURES if host.has_stolen_time() => SUCCESS,
         _ => error::NOT_SUPPORTED.into(),
     }
 }

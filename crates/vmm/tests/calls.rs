@@ -29,13 +29,15 @@ const NOT_SUPPORTED: i64 = -1;
 
 struct Fake {
     stolen_time: Option<u64>,
+    /// How often a vCPU asked for its structure of stolen time.
+    asked: usize,
     words: Option<Vec<u64>>,
     mitigation: Mitigation,
 }
 
 impl Fake {
     fn new() -> Self {
-        Self { stolen_time: None, words: None, mitigation: Mitigation::Unknown }
+        Self { stolen_time: None, asked: 0, words: None, mitigation: Mitigation::Unknown }
     }
 }
 
@@ -44,7 +46,12 @@ impl Host for Fake {
         true
     }
 
-    fn stolen_time(&self, vcpu: usize) -> Option<u64> {
+    fn has_stolen_time(&self) -> bool {
+        self.stolen_time.is_some()
+    }
+
+    fn stolen_time(&mut self, vcpu: usize) -> Option<u64> {
+        self.asked += 1;
         Some(self.stolen_time? + 64 * vcpu as u64)
     }
 
@@ -124,6 +131,7 @@ fn stolen_time_is_discovered_where_it_is() {
         (ARCH_FEATURES, PV_TIME_FEATURES),
         (PV_TIME_FEATURES, PV_TIME_ST),
         (PV_TIME_FEATURES, PV_TIME_FEATURES),
+        (PV_TIME_FEATURES, PV_TIME_ST | 0xabc << 32),
         (PV_TIME_ST, 0),
     ] {
         host.stolen_time = None;
@@ -133,6 +141,7 @@ fn stolen_time_is_discovered_where_it_is() {
         assert_eq!(value(host, function, argument), expected, "{function:#x}");
     }
     assert_eq!(value(host, PV_TIME_FEATURES, 0xc500_0022), NOT_SUPPORTED);
+    assert_eq!(host.asked, 2, "to look for it is not to ask for it");
 }
 
 #[test]
@@ -213,7 +222,8 @@ proptest! {
         caller in 0_usize..3,
     ) {
         let [a, b, c] = arguments;
-        let mut host = Fake { stolen_time: Some(0), words: Some(vec![1; 3]), mitigation: Mitigation::NotNeeded };
+        let mut host = Fake { stolen_time: Some(0), words: Some(vec![1; 3]), ..Fake::new() };
+        host.mitigation = Mitigation::NotNeeded;
         call(&mut running(), &mut host, caller, [service ^ number, a, b, c]);
     }
 }

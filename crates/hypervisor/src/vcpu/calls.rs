@@ -17,7 +17,11 @@ impl Host for Here<'_> {
         self.0.memory().read(Ipa::new(address), &mut [0]).is_ok()
     }
 
-    fn stolen_time(&self, _vcpu: usize) -> Option<u64> {
+    fn has_stolen_time(&self) -> bool {
+        false
+    }
+
+    fn stolen_time(&mut self, _vcpu: usize) -> Option<u64> {
         None
     }
 

@@ -5,4 +5,5 @@ mod locks;
 mod machine;
 mod races;
 mod shares;
+mod stolen;
 mod waits;
