@@ -7,8 +7,9 @@
 //! guest is to see, and where: the guest asks for its structure by a hypercall ([`StolenTime::ask`]). From then on each
 //! turn on a CPU begins with [`StolenTime::enter`], which writes the sum to the structure.
 //!
-//! A guest that is stopped: [`StolenTime::add`] when it stops, [`StolenTime::skip`] when it goes on. What the embedder
-//! counted in between, for a vCPU that was in a queue, is not stolen.
+//! A guest that is stopped: [`StolenTime::skip`] when it goes on, before the vCPU's next turn. What the embedder counted
+//! meanwhile, for a vCPU that was in a queue, is not stolen. What it counted before is, after [`StolenTime::add`] at the
+//! stop.
 //!
 //! # Invariants
 //!

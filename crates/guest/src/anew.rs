@@ -10,6 +10,8 @@
 //! | 2 | above | in all free RAM | the canaries, the other vCPUs, the devices | cold reset |
 //! | 3 | above | none | that free RAM is zero, the other vCPUs, the devices | power-off |
 //!
+//! The area of stolen time is RAM too, and has a canary of its own. In each boot what was stolen begins at 0.
+//!
 //! Before each reset all other vCPUs spin, and the program has changed each device that it checks.
 
 use core::arch::asm;
@@ -17,11 +19,12 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use dtoolkit::fdt::Fdt;
-use twofold_abi::virt::{GICD_BASE, GICR_BASE, RTC_BASE, UART_BASE};
+use twofold_abi::pv_time::{self, structure};
+use twofold_abi::virt::{GICD_BASE, GICR_BASE, RTC_BASE, STOLEN_TIME_BASE, STOLEN_TIME_SIZE, UART_BASE};
 
 use crate::memory::{self, Memory};
 use crate::uart::println;
-use crate::{psci, vcpus};
+use crate::{psci, stolen, vcpus};
 
 /// Why a program failed.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +41,10 @@ pub enum Failure {
     NotRunning,
     #[error("no RAM is free")]
     NoMemory,
+    #[error("boot {boot}: {stolen} ns were stolen since the first call, {elapsed} ns ago")]
+    Stolen { boot: u32, stolen: u64, elapsed: u64 },
+    #[error("boot {boot}: PV_TIME_ST returned {answer}")]
+    NoStolenTime { boot: u32, answer: i64 },
     #[error("SYSTEM_RESET2 returned {0}")]
     Refused(i64),
 }
@@ -58,6 +65,7 @@ pub fn run(tree: Fdt<'_>, memory: &Memory, milliseconds: u64) -> Result<(), Fail
 fn first(tree: Fdt<'_>, memory: &Memory, moment: u64) -> Result<(), Failure> {
     println!("anew: boot 1");
     check_devices(1)?;
+    check_stolen_time(1, 0)?;
     for address in words(memory) {
         // SAFETY: a word of free RAM.
         unsafe { memory::write(address, canary(address)) };
@@ -75,6 +83,7 @@ fn second(tree: Fdt<'_>, memory: &Memory, probe: u64) -> Result<(), Failure> {
     check_vcpus(2, tree)?;
     check_devices(2)?;
     check_words(2, memory, canary)?;
+    check_stolen_time(2, canary(AREA_WORD))?;
     // If RAM is kept once more, boot 3 has to find that.
     // SAFETY: a word of free RAM.
     unsafe { memory::write(probe, !canary(probe)) };
@@ -88,6 +97,7 @@ fn third(tree: Fdt<'_>, memory: &Memory) -> Result<(), Failure> {
     check_vcpus(3, tree)?;
     check_devices(3)?;
     check_words(3, memory, |_| 0)?;
+    check_stolen_time(3, 0)?;
     spin_all(tree)?;
     println!("guest check: ok");
     Ok(())
@@ -162,6 +172,30 @@ fn check_words(boot: u32, memory: &Memory, expected: impl Fn(u64) -> u64) -> Res
             return Err(Failure::Word { boot, address, found, expected });
         }
     }
+    Ok(())
+}
+
+/// A word of the area of stolen time in which no structure is.
+const AREA_WORD: u64 = STOLEN_TIME_BASE + STOLEN_TIME_SIZE - 8;
+
+/// Checks the area of stolen time, whose spare word has this value, and that what was stolen begins at 0 with the first
+/// call.
+fn check_stolen_time(boot: u32, expected: u64) -> Result<(), Failure> {
+    let found = stolen::read(AREA_WORD - STOLEN_TIME_BASE);
+    if found != expected {
+        return Err(Failure::Word { boot, address: AREA_WORD, found, expected });
+    }
+    let begin = vcpus::counter();
+    let answer = psci::call_with(pv_time::STOLEN_TIME, [0; 3]);
+    if answer != STOLEN_TIME_BASE as i64 {
+        return Err(Failure::NoStolenTime { boot, answer });
+    }
+    let stolen = stolen::read(structure::STOLEN);
+    let elapsed = (vcpus::counter() + 1 - begin) * 1_000_000_000 / vcpus::frequency();
+    if stolen > elapsed {
+        return Err(Failure::Stolen { boot, stolen, elapsed });
+    }
+    stolen::write(AREA_WORD - STOLEN_TIME_BASE, canary(AREA_WORD));
     Ok(())
 }
 

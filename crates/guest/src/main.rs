@@ -35,6 +35,7 @@ mod psci;
 mod random;
 mod replay;
 mod semihosting;
+mod stolen;
 mod sysregs;
 mod touch;
 mod uart;
@@ -87,6 +88,8 @@ enum Failure<'a> {
     Watch(#[from] watch::Failure),
     #[error("check: FAILED: {0}")]
     Lock(#[from] lock::Failure),
+    #[error("check: FAILED: {0}")]
+    Stolen(#[from] stolen::Failure),
     #[error("devices: FAILED: {0}")]
     Devices(#[from] devices::Failure),
     #[error("echo: FAILED: {0}")]
@@ -151,6 +154,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Watch { milliseconds } => watch::run(&memory, milliseconds)?,
         Program::Pace { milliseconds, kind, is_alone } => pace::run(tree, milliseconds, kind, is_alone)?,
         Program::Loops { milliseconds } => loops::run(milliseconds),
+        Program::Stolen { milliseconds } => stolen::run(tree, milliseconds)?,
         Program::Lock { count, kind } => lock::run(tree, count, kind)?,
         Program::Nowhere => lifecycle::nowhere(&memory)?,
         Program::Together => lifecycle::together()?,

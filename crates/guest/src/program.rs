@@ -47,6 +47,8 @@ pub enum Program<'a> {
     Pace { milliseconds: u64, kind: pace::Kind, is_alone: bool },
     /// `lock=COUNT`: all vCPUs take one lock, `COUNT` times each, of the kind after `by=`.
     Lock { count: u64, kind: Kind },
+    /// `stolen=MILLISECONDS`: compares stolen time with what each vCPU sees.
+    Stolen { milliseconds: u64 },
     /// `nowhere`: starts the second vCPU at an address without RAM.
     Nowhere,
     /// `together`: two vCPUs end the guest at the same time.
@@ -112,6 +114,7 @@ impl<'a> Program<'a> {
                     is_alone: arguments.split_ascii_whitespace().any(|word| word == "alone"),
                 },
                 "lock" => Self::Lock { count: number(key, value)?, kind: kind(arguments)? },
+                "stolen" => Self::Stolen { milliseconds: number(key, value)? },
                 "nowhere" => Self::Nowhere,
                 "together" => Self::Together,
                 "refused" => Self::Refused { calls: number(key, value)? },

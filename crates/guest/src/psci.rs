@@ -89,7 +89,8 @@ fn call(function: u32) -> i32 {
     call_with(function, [0; 3]) as i32
 }
 
-fn call_with(function: u32, [a, b, c]: [u64; 3]) -> i64 {
+/// Makes a call; returns x0.
+pub fn call_with(function: u32, [a, b, c]: [u64; 3]) -> i64 {
     let answer: i64;
     // SAFETY: none of these functions touches memory that Rust knows of; a vCPU that one of them starts has its own
     // memory. The registers that SMCCC lets a call change are declared.

@@ -24,6 +24,7 @@
 //! | [`inject`] | exceptions that EL2 raises in the guest |
 //! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
 //! | [`emulation`], [`mmio`] | the guest's devices, and its accesses to them |
+//! | `guest_ram` | a guest's memory as its devices reach it |
 //! | [`timer`], [`clock`] | the guest's time, and wall time |
 //! | [`stats`] | counters, and the report |
 //! | [`memory`], [`platform`] | RAM and instructions for the engine |
@@ -78,6 +79,7 @@ pub mod exception_table;
 pub mod experiment;
 pub mod gic;
 pub mod guest_cpu;
+mod guest_ram;
 pub mod heap;
 pub mod inject;
 pub mod life;

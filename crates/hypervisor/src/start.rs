@@ -252,6 +252,7 @@ impl Maker {
         let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
         baselines.apply(&mut memory);
         let blob = device_tree::build(config, &layout, &affinities);
+        let stolen = add(slot(virt::STOLEN_TIME_BASE, virt::STOLEN_TIME_SIZE, Backing::Ram))?;
         layout.load(config, &blob, &memory)?;
         let (size, cpus, pages) = (config.memory >> 20, config.cpus, config.pages);
         log!("guest {name:?}: {size} MiB at {:#x}, {cpus} vCPUs, {pages:?}, {geometry:?}", virt::RAM_BASE);
@@ -260,7 +261,7 @@ impl Maker {
         }
         Ok(Vm::new(Parts {
             name: *name,
-            memory: (memory, ram, test),
+            memory: (memory, ram, test, stolen),
             sources: self.sources,
             devices,
             guest_cpu: self.guest_cpu,

@@ -52,6 +52,8 @@ pub struct Vm {
     /// The slots of the guest's test memory, if it has any.
     test: Vec<SlotId>,
     hcr: u64,
+    /// The slot of the vCPUs' stolen time.
+    stolen: SlotId,
     /// The vCPU that ran last on each CPU.
     last: LastVcpu,
     /// The ID registers that the guest sees.
@@ -87,8 +89,8 @@ pub(crate) struct VcpuSlot {
 pub struct Parts {
     /// The guest's name.
     pub name: Name,
-    /// The memory, with the slots of RAM and of test memory.
-    pub memory: (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>),
+    /// The memory, with the slots of RAM, of test memory and of stolen time.
+    pub memory: (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>, SlotId),
     /// The machine's interrupts.
     pub sources: Sources,
     /// The devices.
@@ -175,7 +177,7 @@ impl Vm {
     pub fn new(parts: Parts) -> Self {
         let Parts {
             name,
-            memory: (memory, ram, test),
+            memory: (memory, ram, test, stolen),
             sources,
             devices,
             guest_cpu,
@@ -193,7 +195,7 @@ impl Vm {
             mpidr: *mpidr,
             entity: *entity,
             stats: Stats::default(),
-            state: Mutex::new(Vcpu::new(index)),
+            state: Mutex::new(Vcpu::new(index, *entity)),
         };
         let vcpus = vcpus.iter().enumerate().map(slot).collect();
         Self {
@@ -220,6 +222,7 @@ impl Vm {
     /// The guest's memory.
     pub(crate) fn memory(&self) -> &GuestMemory<EnginePlatform> {
         &self.memory
+            stolen,
     }
 
     /// The ID registers that the guest sees.
@@ -472,6 +475,8 @@ impl restart::Guest for Vm {
 
     fn reset_devices(&self) {
         self.devices.reset();
+            let start = Ipa::new(virt::STOLEN_TIME_BASE);
+            self.memory.clear(self.stolen, start..start + virt::STOLEN_TIME_SIZE)?;
     }
 
     fn invalidate(&self) {

@@ -158,17 +158,15 @@ pub fn admit(guests: &[Guest<'_>], host: &Host) -> Result<Vec<Admitted>, Refused
 }
 
 /// The most frames that a guest's tables can take: with 4 KiB pages, a table for each 2 MiB, one for each 1 GiB, and so
-/// on. Each range, RAM and test slots, may begin and end within a table of each level; and the devices have some.
+/// on. Each range (RAM, stolen time and test slots) may begin and end within a table of each level.
 pub fn table_frames(config: &Config<'_>) -> u64 {
     const LEVELS: u32 = 3;
     /// Concatenated tables of the first level.
     const ROOT: u64 = 16;
-    /// The devices' pages lie in two ranges of 1 GiB at most.
-    const DEVICES: u64 = 8;
     let bytes = total(config);
-    let ranges = 1 + config.test.map_or(0, |test| u64::from(test.slots));
+    let ranges = 2 + config.test.map_or(0, |test| u64::from(test.slots));
     let of_level = |level| (bytes >> (12 + 9 * level)) + 2 * ranges;
-    (1..=LEVELS).map(of_level).sum::<u64>() + ROOT + DEVICES
+    (1..=LEVELS).map(of_level).sum::<u64>() + ROOT
 }
 
 const PAGE: u64 = 4096;
@@ -183,9 +181,9 @@ fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
     }
     images::check_kernel(config.kernel)?;
     images::check_initrd(config.initrd)?;
-    // RAM is given in huge pages.
-    let frames =
-        total(config).div_ceil(HUGE_PAGE).saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config));
+    // RAM is given in huge pages, and so is that of stolen time, in a slot of its own.
+    let huge_pages = total(config).div_ceil(HUGE_PAGE) + STOLEN_TIME;
+    let frames = huge_pages.saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config));
     if frames.checked_mul(PAGE).is_none_or(|bytes| bytes > free) {
         return Err(Why::NoMemory { wanted: frames.div_ceil(256), free: free >> 20 });
     }
@@ -194,6 +192,8 @@ fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
 }
 
 const HUGE_PAGE: u64 = twofold_memory::HUGE_PAGE;
+/// Huge pages around the vCPUs' stolen time.
+const STOLEN_TIME: u64 = (virt::STOLEN_TIME_BASE % HUGE_PAGE + virt::STOLEN_TIME_SIZE).div_ceil(HUGE_PAGE);
 
 fn total(config: &Config<'_>) -> u64 {
     config.memory.saturating_add(config.test.map_or(0, |test| test.size()))

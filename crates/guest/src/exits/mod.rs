@@ -7,7 +7,7 @@
 //!
 //! Invariant: at the end of an event no interrupt is pending or active, so that events do not disturb each other.
 
-mod interrupts;
+pub mod interrupts;
 mod one;
 mod two;
 

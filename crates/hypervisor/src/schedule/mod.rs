@@ -10,7 +10,8 @@
 //! # Locking
 //!
 //! One spin lock is around the scheduler, held for one call of it, with interrupts masked as everywhere at EL2. The time
-//! is read under the lock. No other lock is taken under it; it may be taken under none but a task's own.
+//! is read under the lock. No other lock is taken under it; it may be taken under those of a vCPU, of a guest's power
+//! states, and of a task.
 //!
 //! The scheduler's module has the steps B, W and I, and why no wake-up is lost. Here W3 is two steps:
 //!
@@ -100,6 +101,11 @@ pub(crate) fn block(cpu: usize) -> Decision {
 /// The vCPU that runs on this CPU spins. Returns what the CPU does next, if that is something else.
 pub(crate) fn spinning(cpu: usize) -> Option<Decision> {
     get().call(|scheduler, now| scheduler.spinning(cpu, now))
+}
+
+/// The ticks for which this vCPU, which runs here, could run and had no CPU.
+pub(crate) fn stolen(entity: EntityId) -> u64 {
+    get().call(|scheduler, now| scheduler.stolen(entity, now))
 }
 
 fn get() -> &'static Schedule {

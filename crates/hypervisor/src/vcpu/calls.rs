@@ -8,8 +8,8 @@ use twofold_vmm::calls::{Host, Mitigation, Workaround};
 
 use crate::vm::Vm;
 
-/// The hypervisor, for a call of this guest.
-pub(super) struct Here<'a>(pub(super) &'a Vm);
+/// The hypervisor, for a call of this guest by the vCPU with this stolen time.
+pub(super) struct Here<'a>(pub(super) &'a Vm, pub(super) &'a mut Stolen);
 
 impl Host for Here<'_> {
     fn is_ram(&self, address: u64) -> bool {
@@ -18,11 +18,11 @@ impl Host for Here<'_> {
     }
 
     fn has_stolen_time(&self) -> bool {
-        false
+        self.1.is_available()
     }
 
     fn stolen_time(&mut self, _vcpu: usize) -> Option<u64> {
-        None
+        self.1.ask(self.0.memory(), self.0.counter_offset())
     }
 
     fn has_random(&self) -> bool {

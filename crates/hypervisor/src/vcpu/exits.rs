@@ -416,7 +416,8 @@ impl<'a> Loaded<'a> {
     /// A call whose answer depends on the state of the guest.
     #[inline(never)]
     fn call_with_state(&mut self, [a, b, c, d]: [u64; 4]) -> Option<Leave> {
-        let reply = twofold_vmm::calls::call(&mut self.vm.power(), &mut calls::Here(self.vm), self.index, [a, b, c, d]);
+        let mut host = calls::Here(self.vm, &mut self.own.stolen);
+        let reply = twofold_vmm::calls::call(&mut self.vm.power(), &mut host, self.index, [a, b, c, d]);
         let x = &mut self.running.context().x;
         match reply {
             Reply::Power(power::Reply::Return(value)) => x[0] = value,

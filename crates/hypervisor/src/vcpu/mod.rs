@@ -8,6 +8,7 @@
 //! | [`exits`] | the answer to each exit |
 //! | [`time`] | a vCPU's timers: their lines, and when they are due |
 //! | [`calls`] | what a call of the guest needs of the hypervisor |
+//! | [`stolen`] | its stolen time |
 //!
 //! # Locking
 //!
@@ -17,6 +18,7 @@
 //!
 //! # The order of a turn
 //!
+//! - T1a. The time that was stolen since the last turn is written, if the guest has asked for it.
 //! - T1. [`Switch::load`]: the guest's tables and the vCPU's registers.
 //! - T2. [`GuestGic::load`]: the levels of its timers' lines, its list registers, and the machine's interrupts that are
 //!   active for it.
@@ -45,6 +47,7 @@ use crate::vm::Vm;
 mod calls;
 mod exits;
 pub mod state;
+mod stolen;
 mod time;
 
 /// A vCPU, for the loop of a CPU.
@@ -92,6 +95,7 @@ fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, u
     let Vcpu { registers, own } = &mut *vcpu;
     let offset = vm.counter_offset();
     let lines = own.timers.lines(registers, offset);
+    own.stolen.turn_begins(vm.memory(), offset);
     cpu.tables_loaded(vm.memory().stage2().vttbr());
     // SAFETY: the seat is the guest's own, whose tables map only its memory, and its VMID is unique.
     let running =

@@ -3,6 +3,9 @@
 //!
 //! Invariant: the registers are those of the guest whenever the lock around a [`Vcpu`] is free.
 
+use twofold_vmm::scheduler::EntityId;
+
+use super::stolen::Stolen;
 use super::time::Timers;
 use crate::experiment::{ExitObserver, Observer};
 use crate::gic::guest::Waiting;
@@ -21,6 +24,7 @@ pub(super) struct Own {
     pub(super) waiting: Option<Waiting>,
     pub(super) observer: Observer,
     pub(super) power: Power,
+    pub(super) stolen: Stolen,
 }
 
 /// The state of a vCPU, as far as its next turn depends on it.
@@ -45,16 +49,17 @@ pub(super) enum Leave {
 }
 
 impl Vcpu {
-    /// vCPU `index`, which is off.
+    /// vCPU `index`, which is off, and which the scheduler calls `entity`.
     #[must_use]
-    pub fn new(index: usize) -> Self {
-        let observer = Observer::vcpu_starts(index);
-        let own = Own { timers: Timers::default(), waiting: None, observer, power: Power::Off };
+    pub fn new(index: usize, entity: EntityId) -> Self {
+        let (observer, stolen) = (Observer::vcpu_starts(index), Stolen::new(index, entity));
+        let own = Own { timers: Timers::default(), waiting: None, observer, power: Power::Off, stolen };
         Self { registers: State::new(0, 0), own }
     }
 
     /// Switches it off, for a guest that begins anew.
     pub(crate) fn switch_off(&mut self) {
         self.own.power = Power::Off;
+        self.own.stolen.reset();
     }
 }

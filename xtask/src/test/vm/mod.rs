@@ -9,6 +9,7 @@
 //! | [`commands`] | commands of a launcher: stop, continue, reset, quit, statistics |
 //! | [`resets`] | guests that reset themselves, power off or fail beside another one |
 //! | [`shares`] | what the scheduler gives to guests, and to vCPUs that contend for a lock |
+//! | [`stolen`] | stolen time as guests read it |
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
@@ -18,6 +19,7 @@ mod linux;
 mod machines;
 mod resets;
 mod shares;
+mod stolen;
 
 use std::sync::Arc;
 
@@ -83,6 +85,12 @@ const TESTS: &[(&str, Depth, Test)] = &[
     }),
     ("lines_of_consoles_on_the_channel", Depth::Quick, consoles::lines),
     ("a_byte_of_a_console_on_the_channel_is_cheap", Depth::Quick, consoles::cost),
+    ("lost_time_is_stolen_time", Depth::Quick, stolen::lost_and_stolen),
+    ("nothing_is_stolen_with_a_cpu_for_each_vcpu", Depth::Quick, stolen::nothing),
+    ("linux_reads_stolen_time_4_on_1", Depth::Full, |machines| stolen::linux(machines, 4, Clock::Counted)),
+    ("linux_reads_stolen_time_1_on_1", Depth::Full, |machines| stolen::linux(machines, 1, Clock::Counted)),
+    ("linux_reads_stolen_time_4_on_2", Depth::Full, |machines| stolen::linux(machines, 4, Clock::Real)),
+    ("linux_reads_stolen_time_2_on_2", Depth::Full, |machines| stolen::linux(machines, 2, Clock::Real)),
     ("guests_get_their_shares", Depth::Quick, shares::weights),
     ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
     ("a_lock_is_never_lost", Depth::Full, shares::spin_lock),

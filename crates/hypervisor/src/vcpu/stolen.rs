@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A vCPU's stolen time: the model of `twofold_devices`, fed with the scheduler's count.
+//!
+//! The scheduler counts from the wake-up on ([`schedule::wake`]), and from the decision that takes the CPU away, to the
+//! next one that gives the vCPU a CPU. A vCPU that is off, or waits in WFI or CPU_SUSPEND, is blocked there, so nothing is
+//! counted. A vCPU whose WFI does not trap keeps its CPU.
+//!
+//! A vCPU of a guest that is stopped may be in a queue, and then the scheduler counts. A stop moves the guest's counters. So
+//! if their offset is another one than at the last turn, nothing that was counted since then is stolen.
+//!
+//! Invariant: a guest that has not asked for the service costs a turn one load and one branch, and an exit nothing.
+
+use core::num::NonZeroU64;
+
+use twofold_abi::pv_time::structure;
+use twofold_abi::virt::STOLEN_TIME_BASE;
+use twofold_devices::StolenTime;
+use twofold_memory::GuestMemory;
+use twofold_vmm::scheduler::EntityId;
+
+use crate::experiment::EnginePlatform;
+use crate::guest_ram::Ram;
+use crate::{read_sysreg, schedule};
+
+/// The stolen time of one vCPU.
+pub(super) struct Stolen {
+    /// `None`: the machine's counter has no frequency, so no time can be reported.
+    model: Option<StolenTime>,
+    entity: EntityId,
+    /// How far the guest's counters were behind the machine's in the last turn.
+    offset: u64,
+}
+
+impl Stolen {
+    /// That of vCPU `index`, whose guest has not asked for it.
+    pub(super) fn new(index: usize, entity: EntityId) -> Self {
+        let area = STOLEN_TIME_BASE + index as u64 * structure::SIZE;
+        let frequency = NonZeroU64::new(read_sysreg!(CNTFRQ_EL0));
+        let model = frequency.and_then(|frequency| StolenTime::new(area, frequency).ok());
+        Self { model, entity, offset: 0 }
+    }
+
+    /// T1a. `offset` is how far the guest's counters are behind the machine's.
+    #[inline(always)]
+    pub(super) fn turn_begins(&mut self, memory: &GuestMemory<EnginePlatform>, offset: u64) {
+        if self.model.as_ref().is_some_and(StolenTime::is_asked) {
+            self.write(memory, offset);
+        }
+    }
+
+    #[inline(never)]
+    fn write(&mut self, memory: &GuestMemory<EnginePlatform>, offset: u64) {
+        let Some(model) = &mut self.model else { return };
+        let count = schedule::stolen(self.entity);
+        if offset != self.offset {
+            self.offset = offset;
+            model.skip(count);
+        }
+        // If the page is absent, a later turn writes the value of that time.
+        let _absent = model.enter(count, &Ram(memory));
+    }
+
+    pub(super) fn is_available(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// The guest asks for the structure of this vCPU, which makes the call. Returns its address. `offset` as above.
+    pub(super) fn ask(&mut self, memory: &GuestMemory<EnginePlatform>, offset: u64) -> Option<u64> {
+        self.offset = offset;
+        self.model.as_mut()?.ask(schedule::stolen(self.entity), &Ram(memory))
+    }
+
+    /// The guest begins anew.
+    pub(super) fn reset(&mut self) {
+        if let Some(model) = &mut self.model {
+            model.reset();
+        }
+    }
+}
