@@ -49,7 +49,7 @@
 //! | [`console`], [`control`], [`semihosting`] | the outputs |
 //! | [`channel`], [`serial_port`] | the framed control channel, and the driver of its port, a virtio console's |
 //! | [`serial`] | the machine's UART as the far end of the guest's |
-//! | [`power`], [`shutdown`] | PSCI calls to the firmware; the exit of the image |
+//! | [`power`], `mitigation`, [`shutdown`] | calls to the firmware: PSCI, workarounds; the exit of the image |
 //! | [`heap`] | `alloc` |
 //! | [`pmu`], [`count`], [`masked`] | counts instructions at EL2, rejects impossible counts, and finds what keeps interrupts masked |
 //! | [`sysreg`] | reads and writes system registers |
@@ -85,6 +85,7 @@ pub mod inject;
 pub mod life;
 pub mod masked;
 pub mod memory;
+mod mitigation;
 pub mod mmio;
 pub mod panic;
 pub mod platform;

@@ -56,12 +56,21 @@ pub(crate) fn init(conduit: Conduit) {
     CONDUIT.store(conduit as u8, Ordering::Relaxed);
 }
 
-fn call<T>(smc: impl FnOnce() -> Result<T, Error>, hvc: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+/// The instruction, once it is set.
+pub(crate) fn conduit() -> Option<Conduit> {
     const SMC: u8 = Conduit::Smc as u8;
     const HVC: u8 = Conduit::Hvc as u8;
     match CONDUIT.load(Ordering::Relaxed) {
-        SMC => smc(),
-        HVC => hvc(),
-        _ => Err(Error::NotSupported),
+        SMC => Some(Conduit::Smc),
+        HVC => Some(Conduit::Hvc),
+        _ => None,
+    }
+}
+
+fn call<T>(smc: impl FnOnce() -> Result<T, Error>, hvc: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    match conduit() {
+        Some(Conduit::Smc) => smc(),
+        Some(Conduit::Hvc) => hvc(),
+        None => Err(Error::NotSupported),
     }
 }

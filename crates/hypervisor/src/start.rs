@@ -16,6 +16,7 @@ use twofold_vmm::bundle::{Bundle, BundleError};
 use twofold_vmm::config::Config;
 use twofold_vmm::device_tree;
 use twofold_vmm::guests::{self, Admitted, Guest, Host, Refused};
+use twofold_vmm::mitigation::Needs;
 use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::{DEFAULT_WEIGHT, EntityId, Scheduler, Weight};
 
@@ -166,7 +167,7 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     let vcpus: u32 = bundle.guests.iter().map(|guest| guest.config.cpus).sum();
     let cpus = board.cpus.len().min(vcpus as usize);
     let baselines = Baselines::read(bundle.policies)?;
-    let (mut features, guest_cpu) = survey::common_features(board, cpus)?;
+    let (mut features, guest_cpu, needs) = survey::common_features(board, cpus)?;
     features.forced_write_back &= !has(flags::NO_FORCED_WRITE_BACK);
     Observer::begin(board, vcpus, &features, &taken)?;
     let mut frames = Frames::new(features);
@@ -183,8 +184,8 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     if on_channel && port.is_none() {
         return Err(StartupError::NoChannel);
     }
-    let mut maker =
-        Maker { board, sources, guest_cpu, features, metadata: taken.metadata, scheduler, shares_uart, on_channel };
+    let metadata = taken.metadata;
+    let mut maker = Maker { board, sources, guest_cpu, needs, features, metadata, scheduler, shares_uart, on_channel };
     let waits_trap = vcpus as usize > cpus;
     let mut all = Vec::with_capacity(bundle.guests.len());
     for (guest, admitted) in bundle.guests.iter().zip(&admitted) {
@@ -211,6 +212,7 @@ struct Maker {
     board: &'static Board,
     sources: Sources,
     guest_cpu: GuestCpu,
+    needs: Needs,
     features: Features,
     metadata: MetadataMap,
     scheduler: Scheduler,
@@ -249,10 +251,10 @@ impl Maker {
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(admitted.vmid), frames, config.pages)?;
         let mut add = |slot| memory.add_slot(slot).map_err(MemoryError::from);
         let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
+        let stolen = add(slot(virt::STOLEN_TIME_BASE, virt::STOLEN_TIME_SIZE, Backing::Ram))?;
         let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
         baselines.apply(&mut memory);
         let blob = device_tree::build(config, &layout, &affinities);
-        let stolen = add(slot(virt::STOLEN_TIME_BASE, virt::STOLEN_TIME_SIZE, Backing::Ram))?;
         layout.load(config, &blob, &memory)?;
         let (size, cpus, pages) = (config.memory >> 20, config.cpus, config.pages);
         log!("guest {name:?}: {size} MiB at {:#x}, {cpus} vCPUs, {pages:?}, {geometry:?}", virt::RAM_BASE);
@@ -265,6 +267,7 @@ impl Maker {
             sources: self.sources,
             devices,
             guest_cpu: self.guest_cpu,
+            needs: self.needs,
             vcpus,
             images: Images { config: *config, layout, device_tree: blob },
             task,

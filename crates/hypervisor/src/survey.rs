@@ -8,11 +8,12 @@ use spin::Once;
 use twofold_abi::virt;
 use twofold_stage2::{Features, IdRegisters};
 use twofold_vmm::agreement::{self, Unfit};
+use twofold_vmm::mitigation::Needs;
 
 use crate::board::Board;
 use crate::cpus::{self, StartError};
 use crate::guest_cpu::{GuestCpu, IdValues};
-use crate::{platform, power, read_sysreg};
+use crate::{mitigation, platform, power, read_sysreg};
 
 /// Why the CPUs cannot be used together.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -25,32 +26,35 @@ pub enum SurveyError {
     Unfit(#[from] Unfit),
 }
 
-/// The features that the first `cpus` CPUs have in common, and the ID registers that a guest of theirs sees. Must be
-/// called on CPU 0, before any other CPU runs.
-pub fn common_features(board: &Board, cpus: usize) -> Result<(Features, GuestCpu), SurveyError> {
+/// The features that the first `cpus` CPUs have in common, the ID registers that a guest of theirs sees, and the
+/// mitigations that they need together. Must be called on CPU 0, before any other CPU runs.
+pub fn common_features(board: &Board, cpus: usize) -> Result<(Features, GuestCpu, Needs), SurveyError> {
     for index in 1..cpus {
         cpus::start(board, index, |index| {
-            REPORTS[index].call_once(|| (platform::id_registers(), IdValues::read()));
+            REPORTS[index].call_once(|| (platform::id_registers(), IdValues::read(), mitigation::of_this_cpu()));
         })?;
     }
     let ram_end = board.ram.iter().map(|ram| ram.end).max().unwrap_or(0);
     let mut guest_cpu = GuestCpu::new(&IdValues::read());
+    let mut needs = mitigation::of_this_cpu();
     let others = (1..cpus).map(|index| {
-        let (registers, ids) = wait(board.cpus[index], &REPORTS[index])?;
+        let (registers, ids, needed) = wait(board.cpus[index], &REPORTS[index])?;
         guest_cpu = guest_cpu.and(&ids);
+        needs = needs.and(&needed);
         Some(registers)
     });
     let features = agreement::agree(platform::features(), others, ram_end)?;
-    Ok((features, guest_cpu))
+    Ok((features, guest_cpu, needs))
 }
 
-/// The registers that the engine and the guest's ID registers depend on, as one CPU reported them.
-type Report = (IdRegisters, IdValues);
+/// The registers that the engine and the guest's ID registers depend on, as one CPU reported them, and what its firmware
+/// reports for it.
+type Report = (IdRegisters, IdValues, Needs);
 
-/// The ID registers that each CPU reported.
+/// What each CPU reported.
 static REPORTS: [Once<Report>; virt::MAX_CPUS as usize] = [const { Once::new() }; virt::MAX_CPUS as usize];
 
-/// The ID registers of a CPU, after it has gone off again; `None` if that takes unreasonably long.
+/// The report of a CPU, after it has gone off again; `None` if that takes unreasonably long.
 fn wait(mpidr: u64, report: &Once<Report>) -> Option<Report> {
     const SECONDS: u64 = 20;
     let start = read_sysreg!(CNTPCT_EL0);

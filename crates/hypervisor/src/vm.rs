@@ -18,6 +18,7 @@ use twofold_memory::{Error, GuestMemory, SlotId};
 use twofold_stage2::{Features, Ipa};
 use twofold_vmm::agreement;
 use twofold_vmm::life::State;
+use twofold_vmm::mitigation::Needs;
 use twofold_vmm::name::Name;
 use twofold_vmm::power::{Power, Start};
 use twofold_vmm::refusals::Refusals;
@@ -51,13 +52,15 @@ pub struct Vm {
     ram: SlotId,
     /// The slots of the guest's test memory, if it has any.
     test: Vec<SlotId>,
-    hcr: u64,
     /// The slot of the vCPUs' stolen time.
     stolen: SlotId,
+    hcr: u64,
     /// The vCPU that ran last on each CPU.
     last: LastVcpu,
     /// The ID registers that the guest sees.
     guest_cpu: GuestCpu,
+    /// The mitigations that the CPUs need together.
+    needs: Needs,
     /// The machine's interrupts.
     sources: Sources,
     /// What the guest has beside its memory.
@@ -97,6 +100,8 @@ pub struct Parts {
     pub devices: Devices,
     /// The ID registers that the guest sees.
     pub guest_cpu: GuestCpu,
+    /// The mitigations that the CPUs need together.
+    pub needs: Needs,
     /// The vCPUs: their affinities, as in MPIDR_EL1, and what the scheduler calls them.
     pub vcpus: Vec<(u64, EntityId)>,
     /// Kernel, initrd and device tree, which are in RAM already.
@@ -181,6 +186,7 @@ impl Vm {
             sources,
             devices,
             guest_cpu,
+            needs,
             vcpus,
             images,
             task,
@@ -203,6 +209,7 @@ impl Vm {
             hcr: hcr(memory.stage2().features()) | if waits_trap { WAITS } else { 0 },
             last: LastVcpu::default(),
             guest_cpu,
+            needs,
             sources,
             devices,
             power,
@@ -215,6 +222,7 @@ impl Vm {
             vcpus,
             ram,
             test,
+            stolen,
             memory,
         }
     }
@@ -222,12 +230,16 @@ impl Vm {
     /// The guest's memory.
     pub(crate) fn memory(&self) -> &GuestMemory<EnginePlatform> {
         &self.memory
-            stolen,
     }
 
     /// The ID registers that the guest sees.
     pub(crate) fn guest_cpu(&self) -> &GuestCpu {
         &self.guest_cpu
+    }
+
+    /// The mitigations that its CPUs need together.
+    pub(crate) fn needs(&self) -> &Needs {
+        &self.needs
     }
 
     /// What the guest has beside its memory.
@@ -463,6 +475,8 @@ impl restart::Guest for Vm {
     fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error> {
         let start = Ipa::new(virt::RAM_BASE) + offset;
         if offset >= self.restart.ram_size() {
+            let start = Ipa::new(virt::STOLEN_TIME_BASE);
+            self.memory.clear(self.stolen, start..start + virt::STOLEN_TIME_SIZE)?;
             return Ok(None);
         }
         self.memory.clear(self.ram, start..start + most)?;
@@ -475,8 +489,6 @@ impl restart::Guest for Vm {
 
     fn reset_devices(&self) {
         self.devices.reset();
-            let start = Ipa::new(virt::STOLEN_TIME_BASE);
-            self.memory.clear(self.stolen, start..start + virt::STOLEN_TIME_SIZE)?;
     }
 
     fn invalidate(&self) {

@@ -12,6 +12,7 @@
 //! | [`guests`], [`images`] | several guests on one machine: what fits, and whether images are what they are given as |
 //! | [`agreement`] | the features that the guest's CPUs share, and the CPUs that must not run it |
 //! | [`calls`] | a guest's calls by HVC and SMC: which service answers, and what can be discovered |
+//! | [`mitigation`] | mitigations of speculation that firmware announces: for a guest, and between two guests |
 //! | [`power`] | the power states of vCPUs that share CPUs, and PSCI 1.1 |
 //! | [`life`] | whether a guest runs, is stopped, starts anew or has ended, and its time |
 //! | [`restart`] | how a guest begins, and begins anew after a reset |
@@ -38,6 +39,7 @@ pub mod guests;
 pub mod images;
 pub mod life;
 pub mod load;
+pub mod mitigation;
 pub mod name;
 pub mod power;
 mod primitive;

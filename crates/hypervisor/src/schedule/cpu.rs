@@ -8,7 +8,9 @@ use alloc::vec::Vec;
 use core::arch::asm;
 
 use spin::{Mutex, Once};
+use twofold_vmm::calls::Workaround;
 use twofold_vmm::console::Notice;
+use twofold_vmm::mitigation::{Needs, Tables};
 use twofold_vmm::scheduler::{Decision, EntityId};
 
 use super::deadlines::{Deadlines, Due, NEVER};
@@ -20,7 +22,7 @@ use crate::pmu::Counter;
 use crate::schedule;
 use crate::stats::Meter;
 use crate::switch::Switch;
-use crate::{cpus, read_sysreg, timer};
+use crate::{cpus, mitigation, read_sysreg, timer};
 
 /// What a CPU runs: a vCPU, or a task of the hypervisor.
 pub(crate) trait Entity: Sync {
@@ -81,8 +83,9 @@ pub(crate) struct ThisCpu {
     pub(crate) next: Decision,
     sources: Sources,
     entities: &'static [&'static dyn Entity],
-    /// VTTBR_EL2 of the tables that were loaded last.
-    last: u64,
+    /// What this CPU needs against speculation, and by it when the tables change.
+    needs: Needs,
+    tables: Tables,
 }
 
 /// Runs guests on this CPU, which has set itself up for them.
@@ -96,8 +99,14 @@ pub(crate) fn run(redistributor: OwnRedistributor, sources: Sources, counts: boo
     let Entities { all: entities, deadlines } = ENTITIES.get().expect("`install` comes before");
     let deadlines = deadlines.get(number).and_then(|own| own.lock().take()).expect("a CPU begins its loop once");
     let meter = Meter::new(counter);
+    let needs = mitigation::of_this_cpu();
+    if needs.store_bypass_stays_on() {
+        mitigation::execute(Workaround::StoreBypass, 1);
+    }
+    let tables = Tables::new(&needs);
     let mut next = schedule::pick(number);
-    let mut cpu = ThisCpu { number, meter, redistributor, deadlines, until: NEVER, next, sources, entities, last: 0 };
+    let mut cpu =
+        ThisCpu { number, meter, redistributor, deadlines, until: NEVER, next, sources, entities, needs, tables };
     loop {
         next = match next.run.and_then(|entity| entities.get(entity.index())) {
             Some(entity) => entity.turn(&mut cpu, &mut switch, next),
@@ -213,9 +222,15 @@ impl ThisCpu {
 
     /// The tables with this VTTBR_EL2 are about to be loaded.
     pub(crate) fn tables_loaded(&mut self, vttbr: u64) {
-        if self.last != vttbr {
-            self.last = vttbr;
+        if self.tables.load(vttbr, |workaround| mitigation::execute(workaround, 0)) {
             Observer::tables_loaded(vttbr);
+        }
+    }
+
+    /// A guest's call of a workaround.
+    pub(crate) fn mitigate(&self, workaround: Workaround, argument: u64) {
+        if self.needs.passes_on(workaround) {
+            mitigation::execute(workaround, argument);
         }
     }
 }

@@ -6,6 +6,7 @@ use core::arch::asm;
 use twofold_stage2::Ipa;
 use twofold_vmm::calls::{Host, Mitigation, Workaround};
 
+use super::stolen::Stolen;
 use crate::vm::Vm;
 
 /// The hypervisor, for a call of this guest by the vCPU with this stolen time.
@@ -52,7 +53,7 @@ impl Host for Here<'_> {
         None
     }
 
-    fn mitigation(&self, _workaround: Workaround) -> Mitigation {
-        Mitigation::Unknown
+    fn mitigation(&self, workaround: Workaround) -> Mitigation {
+        self.0.needs().for_guest(workaround)
     }
 }

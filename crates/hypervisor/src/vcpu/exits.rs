@@ -423,8 +423,7 @@ impl<'a> Loaded<'a> {
             Reply::Power(power::Reply::Return(value)) => x[0] = value,
             Reply::Values(values) => x[..4].copy_from_slice(&values),
             Reply::Power(reply) => return self.power_changed(reply),
-            // `Here::mitigation` never asks for one.
-            Reply::Mitigate(..) => {}
+            Reply::Mitigate(workaround, argument) => self.cpu.mitigate(workaround, argument),
         }
         None
     }
