@@ -39,12 +39,14 @@ pub const SGI_SELF: Event = event("sgi_self", "SGI to itself: sent, taken, ended
 pub const TICK: Event = event("tick", "timer tick: fires, taken, ended", 1);
 /// WFI, until the timer's moment: from that moment to the guest's next instruction.
 pub const WAKE: Event = event("wake", "WFI: from the timer's moment to the guest", 1);
-/// An SGI to another vCPU that does not sleep: until the sender goes on.
+/// An SGI to another vCPU that is awake and has no CPU: until the sender goes on.
 pub const SGI_OTHER: Event = event("sgi_other", "SGI to another vCPU: until the sender goes on", 2);
-/// Two vCPUs wake each other by SGI and sleep in WFI: one half of a round.
-pub const SGI_WAKE: Event = event("sgi_wake", "SGI to a vCPU that sleeps, until it runs", 2);
-/// Two vCPUs wait for each other in WFE: one half of a round.
-pub const SWITCH: Event = event("switch", "switch between two vCPUs that wait in WFE", 2);
+/// Two vCPUs on one CPU wake each other by SGI and sleep in WFI: one half of a round. That is an SGI to a vCPU that
+/// sleeps, the [`SWITCH`], and the SGI taken and ended.
+pub const SGI_WAKE: Event = event("sgi_wake", "SGI to a vCPU that sleeps, WFI, until it has taken it", 2);
+/// The part of [`SGI_WAKE`] from the sender's WFI to the other vCPU's next instruction: the exit, the sender blocked and
+/// put away, the other one chosen, loaded with its interrupt, and entered.
+pub const SWITCH: Event = event("switch", "vCPU switch: from WFI to the next vCPU on the CPU", 2);
 
 /// All of them, in the order of the lines.
 pub const EVENTS: [Event; 10] = [HVC, DISTRIBUTOR, CLOCK, UART, SGI_SELF, TICK, WAKE, SGI_OTHER, SGI_WAKE, SWITCH];

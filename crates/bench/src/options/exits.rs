@@ -37,8 +37,11 @@ itself are included.
   hvc           HVC, and back                     tick       the virtual timer fires, is taken, is ended
   distributor   a read of the GIC's distributor   wake       WFI, from the timer's moment to the guest
   clock         a read of the clock (PL031)       sgi_other  SGI to a vCPU that is awake, until the sender goes on
-  uart          a byte out of the UART            sgi_wake   SGI to a vCPU that sleeps, until it runs
-  sgi_self      SGI to itself: sent, taken, ended switch     between two vCPUs that wait for each other in WFE
+  uart          a byte out of the UART            sgi_wake   SGI to a vCPU that sleeps, then WFI, until that one took it
+  sgi_self      SGI to itself: sent, taken, ended switch     from WFI of one vCPU to the next vCPU on the same CPU
+
+The last column needs two vCPUs on one CPU. The switch is a part of sgi_wake, without the SGI that woke the other vCPU: it
+begins at the WFI and ends where that vCPU runs, with its interrupt pending.
 
 With --on hypervisor QEMU counts one instruction a nanosecond, so the figures are instructions, and equal runs are equal.
 With --on kvm they are nanoseconds of an arm64 host; `cargo xtask peers kvm` counts KVM's in the same emulator.

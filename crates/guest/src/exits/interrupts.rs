@@ -16,6 +16,8 @@ use super::Failure;
 
 /// The SGI that events send.
 pub const SGI: IntId = IntId::sgi(3);
+/// SGIs that a vCPU gets together: as many as most CPUs have list registers.
+pub const MORE_SGIS: [IntId; 4] = [IntId::sgi(4), IntId::sgi(5), IntId::sgi(6), IntId::sgi(7)];
 /// The virtual timer's interrupt: PPI 11, as on QEMU's `virt`.
 pub const TIMER: IntId = IntId::ppi(11);
 
@@ -33,7 +35,7 @@ impl Interrupts {
         let mut gic = gic.map_err(Failure::Interrupts)?;
         gic.setup(0);
         for vcpu in 0..vcpus {
-            for interrupt in [SGI, TIMER] {
+            for interrupt in [SGI, TIMER].into_iter().chain(MORE_SGIS) {
                 gic.set_interrupt_priority(interrupt, Some(vcpu), 0x80).map_err(Failure::Interrupts)?;
                 gic.enable_interrupt(interrupt, Some(vcpu), true).map_err(Failure::Interrupts)?;
             }
@@ -58,12 +60,12 @@ pub fn open() {
     GicCpuInterface::enable_group1(true);
 }
 
-/// Sends [`SGI`] to a vCPU: its affinity level 0.
+/// Sends an SGI to a vCPU: its affinity level 0.
 #[inline(always)]
-pub fn send(vcpu: u8) {
+pub fn send(sgi: IntId, vcpu: u8) {
     // A fixed target list: the call has no error then.
     let _ = GicCpuInterface::send_sgi(
-        SGI,
+        sgi,
         SgiTarget::List { affinity3: 0, affinity2: 0, affinity1: 0, target_list: 1 << vcpu },
         SgiTargetGroup::CurrentGroup1,
     );
@@ -84,6 +86,20 @@ pub fn take(wanted: IntId) -> Result<(), Failure> {
         stop_timer();
     }
     GicCpuInterface::end_interrupt(wanted, InterruptGroup::Group1);
+    Ok(())
+}
+
+/// Polls until these are pending, in any order, takes them and ends them.
+pub fn take_all(wanted: &[IntId]) -> Result<(), Failure> {
+    for _ in wanted {
+        while !is_pending() {}
+        let found = GicCpuInterface::get_and_acknowledge_interrupt(InterruptGroup::Group1);
+        let Some(interrupt) = found.filter(|found| wanted.contains(found)) else {
+            let (found, wanted) = (found.map_or(1023, IntId::raw_value), wanted[0].raw_value());
+            return Err(Failure::WrongInterrupt { found, wanted });
+        };
+        GicCpuInterface::end_interrupt(interrupt, InterruptGroup::Group1);
+    }
     Ok(())
 }
 

@@ -36,7 +36,7 @@ pub fn run(tree: Fdt<'_>, _interrupts: &mut Interrupts, count: u64) -> Result<()
         Ok(())
     })?;
     measure(&SGI_SELF, count, || {
-        interrupts::send(0);
+        interrupts::send(SGI, 0);
         interrupts::take(SGI)
     })?;
     measure(&TICK, count, || {

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The events of two vCPUs, on one physical CPU or on two.
+//! The events of two vCPUs that share one physical CPU.
 //!
-//! The second vCPU, the partner, does what [`ROLE`] says, until the first one gives it another role. Each takes one of
-//! two turns in [`TURN`]: even numbers are the first vCPU's. Invariant: the first vCPU changes the role only when it
-//! has the turn, so the partner is between two events.
+//! The two play ping-pong. Each sleeps in WFI until the other one sends [`SGI`], and then answers.
+//!
+//! [`SLEPT`] has the time at which a vCPU was about to execute WFI. The vCPU that runs next takes it, and reads the time
+//! again: the difference is one switch. A vCPU that finds no such time was not switched to from a WFI, and counts
+//! nothing.
+//!
+//! For SGIs to a vCPU that is awake, the partner spins, until it is interrupted at the end of a slice at the latest. Then
+//! the first vCPU runs, and sends it one SGI after the other.
+//!
+//! Invariant: the first vCPU changes the role only between two rounds, when the partner sleeps.
 
-use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_abi::exits::{SGI_OTHER, SGI_WAKE, SWITCH};
 
-use super::interrupts::{self, Interrupts, SGI};
+use super::interrupts::{self, Interrupts, MORE_SGIS, SGI};
 use super::{Failure, counter, report};
 use crate::{psci, vcpus};
 
@@ -22,125 +28,123 @@ pub fn run(interrupts: &mut Interrupts, count: u64) -> Result<(), Failure> {
     if answer != 0 {
         return Err(Failure::NotStarted(answer));
     }
-    switch(count);
-    sleep_and_wake(count)?;
-    sgi_other(count);
+    ping_pong(count)?;
+    sgi_other(count)?;
     ROLE.store(DONE, Ordering::Relaxed);
-    give_turn();
+    interrupts::send(SGI, 1);
     Ok(())
 }
 
 /// The place of the second vCPU among the workers.
 const PARTNER: usize = 0;
 
-/// What the partner does at its turn.
-static ROLE: AtomicU64 = AtomicU64::new(PASS);
-/// Gives the turn back.
-const PASS: u64 = 0;
-/// Sleeps in WFI until the SGI comes, and sends one back.
-const ANSWER: u64 = 1;
-/// Takes the SGIs that came, and gives the turn back.
-const DRAIN: u64 = 2;
+/// What the partner does when the SGI comes.
+static ROLE: AtomicU64 = AtomicU64::new(ANSWER);
+/// Sends one back.
+const ANSWER: u64 = 0;
+/// Sends one back, spins until [`BATCHES`] has changed, and takes [`MORE_SGIS`]; and so on, until the role is another.
+const SPIN: u64 = 1;
 /// Switches itself off.
-const DONE: u64 = 3;
+const DONE: u64 = 2;
 
-static TURN: AtomicU64 = AtomicU64::new(0);
+/// How many batches of SGIs the first vCPU has sent.
+static BATCHES: AtomicU64 = AtomicU64::new(0);
 
-fn switch(count: u64) {
-    ROLE.store(PASS, Ordering::Relaxed);
-    give_turn();
-    wait_for_turn(0);
+/// When the vCPU that ran last was about to execute WFI, or 0.
+static SLEPT: AtomicU64 = AtomicU64::new(0);
+/// Switches that were measured, and their time.
+static SWITCHES: AtomicU64 = AtomicU64::new(0);
+static SWITCHING: AtomicU64 = AtomicU64::new(0);
+
+/// [`SGI_WAKE`] and [`SWITCH`], which is a part of it.
+fn ping_pong(count: u64) -> Result<(), Failure> {
+    // The first round is not counted: it waits for the partner to get there.
+    round()?;
+    SWITCHES.store(0, Ordering::Relaxed);
+    SWITCHING.store(0, Ordering::Relaxed);
     let start = counter();
     for _ in 0..count {
-        give_turn();
-        wait_for_turn(0);
+        round()?;
     }
-    report(&SWITCH, 2 * count, counter() - start);
-}
-
-fn sleep_and_wake(count: u64) -> Result<(), Failure> {
-    ROLE.store(ANSWER, Ordering::Relaxed);
-    give_turn();
-    let mut start = counter();
-    for event in 0..=count {
-        // The first one is not counted: it waits for the partner to get there.
-        if event == 1 {
-            start = counter();
-        }
-        if event == count {
-            ROLE.store(PASS, Ordering::Relaxed);
-        }
-        interrupts::send(1);
-        sleep_until_pending();
-        interrupts::take(SGI)?;
-    }
-    report(&SGI_WAKE, 2 * count, counter() - start);
-    wait_for_turn(0);
+    let ticks = counter() - start;
+    report(&SGI_WAKE, 2 * count, ticks);
+    report(&SWITCH, SWITCHES.load(Ordering::Relaxed), SWITCHING.load(Ordering::Relaxed));
     Ok(())
 }
 
-fn sgi_other(count: u64) {
-    ROLE.store(DRAIN, Ordering::Relaxed);
-    let mut ticks = 0;
-    for _ in 0..count {
-        let start = counter();
-        interrupts::send(1);
-        ticks += counter() - start;
-        give_turn();
-        wait_for_turn(0);
-    }
-    report(&SGI_OTHER, count, ticks);
+/// One SGI to the partner, and one back.
+#[inline(always)]
+fn round() -> Result<(), Failure> {
+    interrupts::send(SGI, 1);
+    sleep_until_pending();
+    interrupts::take(SGI)
 }
 
-/// The second vCPU.
+fn sgi_other(count: u64) -> Result<(), Failure> {
+    let batches = count.div_ceil(MORE_SGIS.len() as u64);
+    ROLE.store(SPIN, Ordering::Relaxed);
+    interrupts::send(SGI, 1);
+    let mut ticks = 0;
+    // The first batch is not counted.
+    for batch in 0..=batches {
+        sleep_until_pending();
+        interrupts::take(SGI)?;
+        // The partner is awake, and has no CPU.
+        let start = counter();
+        for sgi in MORE_SGIS {
+            interrupts::send(sgi, 1);
+        }
+        if batch != 0 {
+            ticks += counter() - start;
+        }
+        if batch == batches {
+            ROLE.store(ANSWER, Ordering::Relaxed);
+        }
+        BATCHES.fetch_add(1, Ordering::Release);
+    }
+    report(&SGI_OTHER, batches * MORE_SGIS.len() as u64, ticks);
+    sleep_until_pending();
+    interrupts::take(SGI)
+}
+
+/// The second vCPU. A wrong interrupt ends its work: the first vCPU then waits in vain, until the run's time is over.
 extern "C" fn partner(_: usize) {
     interrupts::open();
     loop {
-        wait_for_turn(1);
-        match ROLE.load(Ordering::Relaxed) {
-            ANSWER => answer(),
-            DRAIN => {
-                // Sent before the turn was given, so it is here, or on its way.
-                let _ = interrupts::take(SGI);
-            }
-            DONE => return,
-            _ => {}
-        }
-        give_turn();
-    }
-}
-
-/// Answers each SGI by one, as long as this is the role.
-fn answer() {
-    loop {
         sleep_until_pending();
-        // A wrong interrupt would end the first vCPU's run with an error: it gets no answer to its SGI.
-        let _ = interrupts::take(SGI);
-        let is_last = ROLE.load(Ordering::Relaxed) != ANSWER;
-        interrupts::send(0);
-        if is_last {
+        if interrupts::take(SGI).is_err() {
             return;
         }
+        while ROLE.load(Ordering::Relaxed) == SPIN {
+            let batches = BATCHES.load(Ordering::Acquire);
+            interrupts::send(SGI, 0);
+            while BATCHES.load(Ordering::Acquire) == batches {
+                core::hint::spin_loop();
+            }
+            if interrupts::take_all(&MORE_SGIS).is_err() {
+                return;
+            }
+        }
+        if ROLE.load(Ordering::Relaxed) == DONE {
+            return;
+        }
+        interrupts::send(SGI, 0);
     }
 }
 
+/// Sleeps until an interrupt is pending, and counts the switch that ended in this vCPU.
+#[inline(always)]
 fn sleep_until_pending() {
     while !interrupts::is_pending() {
+        SLEPT.store(counter(), Ordering::Relaxed);
         psci::sleep();
     }
-}
-
-/// Gives the turn to the other vCPU, and wakes it from WFE.
-fn give_turn() {
-    TURN.fetch_add(1, Ordering::AcqRel);
-    // SAFETY: the event register is no memory.
-    unsafe { asm!("dsb ishst", "sev", options(nostack, preserves_flags)) };
-}
-
-/// Waits in WFE until the turn's number has this parity.
-fn wait_for_turn(parity: u64) {
-    while TURN.load(Ordering::Acquire) & 1 != parity {
-        // SAFETY: waiting changes nothing.
-        unsafe { asm!("wfe", options(nostack, preserves_flags)) };
+    let now = counter();
+    // The two share one CPU, so neither loses the other's addition.
+    let slept = SLEPT.load(Ordering::Relaxed);
+    if slept != 0 {
+        SLEPT.store(0, Ordering::Relaxed);
+        SWITCHES.store(SWITCHES.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        SWITCHING.store(SWITCHING.load(Ordering::Relaxed) + now.saturating_sub(slept), Ordering::Relaxed);
     }
 }
