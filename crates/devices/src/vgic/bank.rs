@@ -168,6 +168,16 @@ impl Bank {
         }
     }
 
+    /// As [`place`](Self::place), into list register 0, while no line is high and nothing is held.
+    #[inline(always)]
+    pub fn place_latched(&mut self, index: usize, vcpu: VcpuId, plain: ListRegister) -> ListRegister {
+        let bit = 1_u32 << (index & 31);
+        self.placed |= bit;
+        self.latch &= !bit;
+        self.reside(index, vcpu, 0);
+        plain.with_priority(self.priority[index & 31], self.group1 & bit != 0)
+    }
+
     /// The content of a list register for an interrupt that was acknowledged, and taken out of one.
     pub fn place_active(
         &mut self,

@@ -38,45 +38,97 @@ impl Vgic {
     /// makes those active, and the other linked ones inactive (`GICR_ISACTIVER0`, `GICR_ICACTIVER0` of this CPU).
     #[must_use = "a physical interrupt that is inactive fires again at once, one that stays active never fires"]
     pub fn load<I: CpuInterface>(&mut self, vcpu: VcpuId, interface: &mut I) -> u32 {
+        if self.load_quiet(vcpu, interface) {
+            return 0;
+        }
         let count = interface.list_registers();
         let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return 0 };
+        // The list registers are empty: whatever was loaded here before has left them so.
         state.slots.clear(count);
         state.loaded = true;
         state.owed = 0;
         let bank = &mut state.private;
         bank.held |= bank.line & bank.linked & !bank.edge;
+        let held = bank.held;
         state.saved.write(interface);
-        for slot in 0..state.slots.count {
-            interface.set_list_register(slot, 0);
-        }
         interface.set_control(control::ALWAYS);
-        let mut effects = Effects::default();
         if state.slots.outside {
-            self.arrange(vcpu, interface, &mut effects);
+            self.arrange(vcpu, interface, &mut Effects::default());
         } else {
-            self.fill(vcpu, interface, &mut effects);
+            self.fill(vcpu, interface, &mut Effects::default());
         }
-        self.held(vcpu)
+        held
     }
 
     /// The vCPU leaves this CPU: its interface is saved, its list registers are drained, and the hardware's virtual
-    /// interface is off.
+    /// interface is off. All list registers of the CPU are empty then, for whichever vCPU is [loaded](Self::load) next.
     pub fn unload<I: CpuInterface>(&mut self, vcpu: VcpuId, interface: &mut I) -> Effects {
+        if self.unload_quiet(vcpu, interface) {
+            return Effects::default();
+        }
         let mut effects = Effects::default();
-        self.settle(vcpu, interface, &mut effects);
         let Some(state) = self.vcpus.get(vcpu.index()) else { return effects };
-        let (used, owed) = (state.slots.used, state.owed);
-        self.take_all(vcpu, used, interface, &mut effects);
+        if state.slots.used != 0 || interface.control() >> control::EOI_COUNT != 0 {
+            self.drain(vcpu, interface, &mut effects);
+        }
         interface.set_control(0);
         if let Some(state) = self.vcpus.get_mut(vcpu.index()) {
             state.saved = SavedInterface::read(interface);
             state.loaded = false;
             state.unsettled = false;
             state.wanted = false;
-            state.owed = 0;
+            effects.deactivate |= core::mem::take(&mut state.owed);
         }
-        effects.deactivate |= owed;
         effects
+    }
+
+    /// [`load`](Self::load) of a vCPU that handles no interrupt, whose PPIs' lines are low, and for which one interrupt waits
+    /// at most. Returns `false` if it is another one: then nothing was done.
+    #[inline(always)]
+    #[must_use = "the vCPU is not loaded if this is false"]
+    pub fn load_quiet<I: CpuInterface>(&mut self, vcpu: VcpuId, interface: &mut I) -> bool {
+        let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return false };
+        let bank = &mut state.private;
+        let waiting = bank.waiting(self.control);
+        let is_quiet = bank.line | bank.held | self.busy | waiting & waiting.wrapping_sub(1) == 0;
+        if !is_quiet || state.slots.outside || !state.saved.write_quiet(interface) {
+            return false;
+        }
+        interface.set_control(control::ALWAYS);
+        state.slots.clear(interface.list_registers());
+        state.loaded = true;
+        state.owed = 0;
+        if waiting != 0 {
+            state.place_latched(vcpu, waiting, interface);
+        }
+        true
+    }
+
+    /// [`unload`](Self::unload) of a vCPU whose list registers are empty, whose PPIs' lines are low, and which neither
+    /// handles an interrupt nor has one that waits. Returns `false` if it is another one: then nothing was done.
+    #[inline(always)]
+    #[must_use = "the vCPU is still loaded if this is false"]
+    pub fn unload_quiet<I: CpuInterface>(&mut self, vcpu: VcpuId, interface: &mut I) -> bool {
+        let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return false };
+        let bank = &state.private;
+        let outstanding = bank.line | bank.held | self.busy | state.owed | u32::from(state.slots.used);
+        if outstanding | bank.waiting(self.control) != 0
+            || interface.control() >> control::EOI_COUNT != 0
+            || !state.saved.read_quiet(interface)
+        {
+            return false;
+        }
+        interface.set_control(0);
+        (state.loaded, state.unsettled, state.wanted) = (false, false, false);
+        true
+    }
+
+    /// Takes all list registers back into memory.
+    #[inline(never)]
+    fn drain<I: CpuInterface>(&mut self, vcpu: VcpuId, interface: &mut I, effects: &mut Effects) {
+        self.settle(vcpu, interface, effects);
+        let Some(state) = self.vcpus.get(vcpu.index()) else { return };
+        self.take_all(vcpu, state.slots.used, interface, effects);
     }
 
     /// The PPIs, a bit for each INTID, whose physical interrupt is active on behalf of the vCPU.
@@ -258,22 +310,32 @@ impl Vgic {
     }
 
     /// F1: puts interrupts that wait into list registers that are free.
+    #[inline]
     pub(super) fn fill<I: CpuInterface>(&mut self, vcpu: VcpuId, interface: &mut I, effects: &mut Effects) {
-        let Some(state) = self.vcpus.get(vcpu.index()) else { return };
-        let waiting = state.private.waiting(self.control);
-        if state.slots.overflow || self.has_waiting_spi(state) {
-            return self.fill_shared(vcpu, interface, effects);
+        let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return };
+        if state.slots.overflow || self.busy != 0 {
+            return self.fill_busy(vcpu, interface, effects);
         }
+        let waiting = state.private.waiting(self.control);
         if waiting == 0 {
             return;
         }
-        let mut free = state.slots.free();
-        if free.count_ones() < waiting.count_ones() {
-            return self.fill_shared(vcpu, interface, effects);
+        let free = state.slots.free();
+        // The usual case: one interrupt, and room for it.
+        if waiting & (waiting - 1) == 0 && free != 0 {
+            let index = waiting.trailing_zeros() as usize;
+            let physical = self.physical[index & 31];
+            return state.place(vcpu, index, free.trailing_zeros() as usize, physical, interface);
         }
-        for index in bits(waiting) {
-            self.place(vcpu, Intid::from_parts(0, index), free.trailing_zeros() as usize, interface);
-            free &= free.wrapping_sub(1);
+        self.fill_shared(vcpu, interface, effects);
+    }
+
+    /// F1, while SPIs wait for whichever vCPU, or more interrupts than list registers can hold.
+    #[inline(never)]
+    fn fill_busy<I: CpuInterface>(&mut self, vcpu: VcpuId, interface: &mut I, effects: &mut Effects) {
+        let Some(state) = self.vcpus.get(vcpu.index()) else { return };
+        if state.slots.overflow || self.has_waiting(vcpu) {
+            self.fill_shared(vcpu, interface, effects);
         }
     }
 
@@ -378,6 +440,12 @@ impl Vgic {
     #[inline]
     pub(super) fn place<I: CpuInterface>(&mut self, vcpu: VcpuId, intid: Intid, slot: usize, interface: &mut I) {
         let physical = self.physical[intid.index()];
+        if intid.is_private() {
+            if let Some(state) = self.vcpus.get_mut(vcpu.index()) {
+                state.place(vcpu, intid.index(), slot, physical, interface);
+            }
+            return;
+        }
         let Some((bank, slots)) = self.parts(vcpu, intid) else { return };
         let register = bank.place(intid.index(), vcpu, slot, ListRegister::pending(intid), physical);
         slots.fill(slot, intid, register);
@@ -415,7 +483,9 @@ impl Vgic {
 
     pub(super) fn has_waiting(&self, vcpu: VcpuId) -> bool {
         let state = self.vcpus.get(vcpu.index());
-        state.is_some_and(|state| state.private.waiting(self.control) != 0 || self.has_waiting_spi(state))
+        state.is_some_and(|state| {
+            state.private.waiting(self.control) != 0 || self.busy != 0 && self.has_waiting_spi(state)
+        })
     }
 
     /// An SPI left a list register of `vcpu`, or ended there. It may wait for another vCPU now.

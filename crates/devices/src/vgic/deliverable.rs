@@ -17,7 +17,13 @@ impl Vgic {
     /// loaded; for one that is loaded elsewhere, what its list registers hold does not count. At WFI the embedder calls
     /// [`sync`](Self::sync) first.
     #[must_use]
+    #[inline]
     pub fn has_deliverable<I: CpuInterface>(&self, vcpu: VcpuId, here: &Here<'_, I>) -> bool {
+        (here.peek(vcpu).is_some() || self.has_waiting(vcpu)) && self.can_take(vcpu, here)
+    }
+
+    #[inline(never)]
+    fn can_take<I: CpuInterface>(&self, vcpu: VcpuId, here: &Here<'_, I>) -> bool {
         let Some(state) = self.vcpus.get(vcpu.index()) else { return false };
         let interface = here.peek(vcpu);
         let mut first = First([0xff; 2]);

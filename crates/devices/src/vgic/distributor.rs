@@ -32,6 +32,13 @@ pub(super) fn identification(offset: u32) -> u64 {
     BYTES.get((offset.wrapping_sub(0xffd0) / 4) as usize).map_or(0, |&byte| byte.into())
 }
 
+/// `GICD_TYPER`: the number of interrupts; INTIDs of 10 bits; affinity 3 may be nonzero; no "any vCPU"; no LPIs, no
+/// extended ranges, no messages, one security state. SGIs' range selector if a vCPU's affinity 0 needs it.
+pub(super) fn typer(banks: usize, affinities: &[u32]) -> u32 {
+    let range_selector = affinities.iter().any(|affinity| affinity & 0xff > 15);
+    banks as u32 | 9 << 19 | 1 << 24 | 1 << 25 | u32::from(range_selector) << 26
+}
+
 impl Vgic {
     pub(super) fn read_distributor<I: CpuInterface>(
         &self,
@@ -57,7 +64,7 @@ impl Vgic {
                 let pending = self.vcpus.iter().any(|state| state.unsettled);
                 (self.control | ALWAYS | if pending { WRITE_PENDING } else { 0 }).into()
             }
-            TYPER => self.typer().into(),
+            TYPER => self.typer.into(),
             IIDR => IMPLEMENTER.into(),
             0x80..0x400 => match (Kind::of(offset), shared((offset & 0x7f) * 8)) {
                 (Some(kind), Some(bank)) => return self.read_bits(bank, kind, here, request),
@@ -105,13 +112,6 @@ impl Vgic {
             }
             _ => {}
         }
-    }
-
-    /// `GICD_TYPER`: the number of interrupts; INTIDs of 10 bits; affinity 3 may be nonzero; no "any vCPU"; no LPIs, no
-    /// extended ranges, no messages, one security state. SGIs' range selector if a vCPU's affinity 0 needs it.
-    fn typer(&self) -> u32 {
-        let range_selector = self.vcpus.iter().any(|state| state.affinity & 0xff > 15);
-        self.spis.len() as u32 | 9 << 19 | 1 << 24 | 1 << 25 | u32::from(range_selector) << 26
     }
 
     fn write_control<I: CpuInterface>(&mut self, value: u32, here: &mut Here<'_, I>, effects: &mut Effects) {

@@ -190,6 +190,31 @@ impl SavedInterface {
         Self { machine_control: interface.machine_control(), active_priorities }
     }
 
+    /// As [`read`](Self::read), with five bits of priorities and no interrupt that is handled. Returns `false` if it is
+    /// otherwise: then nothing has changed.
+    #[inline(always)]
+    pub(super) fn read_quiet(&mut self, interface: &impl CpuInterface) -> bool {
+        let is_quiet = interface.preemption_bits() <= 5
+            && interface.active_priorities(false, 0) | interface.active_priorities(true, 0) == 0;
+        if is_quiet {
+            *self = Self { machine_control: interface.machine_control(), active_priorities: [0; 2] };
+        }
+        is_quiet
+    }
+
+    /// As [`write`](Self::write), with five bits of priorities and no interrupt that is handled. Returns `false` if it is
+    /// otherwise: then nothing was written.
+    #[inline(always)]
+    pub(super) fn write_quiet(&self, interface: &mut impl CpuInterface) -> bool {
+        let is_quiet = interface.preemption_bits() <= 5 && self.active_priorities[0] | self.active_priorities[1] == 0;
+        if is_quiet {
+            interface.set_machine_control(self.machine_control);
+            interface.set_active_priorities(false, 0, 0);
+            interface.set_active_priorities(true, 0, 0);
+        }
+        is_quiet
+    }
+
     pub(super) fn write(&self, interface: &mut impl CpuInterface) {
         interface.set_machine_control(self.machine_control);
         let step = 7 - interface.preemption_bits().clamp(5, 7);

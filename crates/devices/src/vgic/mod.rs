@@ -176,6 +176,8 @@ pub struct Vgic {
     physical: [u16; 32],
     /// Reads that asked other CPUs for their list registers.
     requests: u64,
+    /// `GICD_TYPER`.
+    typer: u32,
 }
 
 use vcpu::Vcpu;
@@ -220,7 +222,8 @@ impl Vgic {
             vcpu.private.linked = mask;
         }
         let spis = (0..banks).map(|_| Shared { bank: Bank::new(0), route: [0; 32], target: [NONE; 32] }).collect();
-        let mut vgic = Self { control: 0, vcpus, spis, busy: 0, physical, requests: 0 };
+        let typer = distributor::typer(banks, affinities);
+        let mut vgic = Self { control: 0, vcpus, spis, busy: 0, physical, requests: 0, typer };
         vgic.reroute();
         Ok(vgic)
     }

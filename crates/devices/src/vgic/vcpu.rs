@@ -6,8 +6,8 @@ extern crate alloc;
 use alloc::vec::Vec;
 
 use super::bank::Bank;
-use super::interface::{MOST_LIST_REGISTERS, SavedInterface, control};
-use super::intid::Intid;
+use super::interface::{CpuInterface, MOST_LIST_REGISTERS, SavedInterface, control};
+use super::intid::{Intid, VcpuId};
 use super::list_register::ListRegister;
 
 /// One vCPU.
@@ -52,6 +52,36 @@ impl Vcpu {
             answered: 0,
             published: [0; MOST_LIST_REGISTERS],
         }
+    }
+}
+
+impl Vcpu {
+    /// D3: a private interrupt goes into a list register.
+    #[inline]
+    pub fn place<I: CpuInterface>(
+        &mut self,
+        vcpu: VcpuId,
+        index: usize,
+        slot: usize,
+        physical: u16,
+        interface: &mut I,
+    ) {
+        let intid = Intid::from_parts(0, index);
+        let register = self.private.place(index, vcpu, slot, ListRegister::pending(intid), physical);
+        self.slots.fill(slot, intid, register);
+        interface.set_list_register(slot, register.raw());
+    }
+}
+
+impl Vcpu {
+    /// As [`place`](Self::place), of the interrupt with this bit, whose line is low, into the first list register, while
+    /// all of them are empty. No physical interrupt is active for it, and its end needs no maintenance interrupt.
+    #[inline(always)]
+    pub fn place_latched<I: CpuInterface>(&mut self, vcpu: VcpuId, bit: u32, interface: &mut I) {
+        let index = bit.trailing_zeros() as usize & 31;
+        let register = self.private.place_latched(index, vcpu, ListRegister::pending(Intid::from_parts(0, index)));
+        self.slots.fill_first(index);
+        interface.set_list_register(0, register.raw());
     }
 }
 
@@ -127,6 +157,12 @@ impl Slots {
         self.dirty &= !bit;
         self.armed = if register.has_maintenance() { self.armed | bit } else { self.armed & !bit };
         self.hardware = if register.physical().is_some() { self.hardware | bit } else { self.hardware & !bit };
+    }
+
+    /// The first list register was written with a private interrupt, and the others hold nothing.
+    pub const fn fill_first(&mut self, index: usize) {
+        self.intid[0] = index as u16;
+        self.used = 1;
     }
 
     /// What a list register held was taken out.

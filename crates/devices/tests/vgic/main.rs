@@ -7,6 +7,7 @@ mod elsewhere;
 mod events;
 mod fake;
 mod model;
+mod quiet;
 mod random;
 mod refused;
 mod world;
