@@ -36,7 +36,7 @@ impl Weight {
 }
 
 /// The time during which at least one entity waited for a CPU.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ContendedTime {
     /// Entities that wait.
     waiting: u32,
@@ -49,6 +49,12 @@ impl ContendedTime {
     /// The contended time until `now`.
     pub(super) fn at(&self, now: Ticks) -> Ticks {
         if self.waiting == 0 { self.until } else { self.until + (now - self.since) }
+    }
+
+    /// The contended time until `now`, if one entity waits.
+    #[inline(always)]
+    pub(super) fn of_one(&self, now: Ticks) -> Option<Ticks> {
+        (self.waiting == 1).then_some(self.until + (now - self.since))
     }
 
     /// Whether an entity waits.
@@ -64,15 +70,15 @@ impl ContendedTime {
         self.waiting += 1;
     }
 
-    /// One entity fewer waits.
-    pub(super) fn subtract(&mut self, now: Ticks) {
-        self.until = self.at(now);
+    /// One entity fewer waits. The contended time until now is `contended`.
+    pub(super) fn subtract(&mut self, now: Ticks, contended: Ticks) {
+        self.until = contended;
         self.since = now;
         self.waiting -= 1;
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     /// Virtual time in a tick of one entity that has the whole weight: 2^32 / weight.
     tick: u64,
@@ -94,13 +100,14 @@ impl Group {
     }
 
     /// The virtual time in a tick of one entity.
-    pub(super) fn rate(&self) -> Virtual {
-        Virtual::from(self.tick) * Virtual::from(self.runnable.max(1))
+    pub(super) fn rate(&self) -> u64 {
+        // At most 2^32 by less than 2^32.
+        self.tick * u64::from(self.runnable.max(1))
     }
 
     /// The group's clock at this contended time.
     pub(super) fn clock(&self, contended: Ticks) -> Virtual {
-        self.clock + Virtual::from(contended - self.at) * self.rate()
+        self.clock + Virtual::from(contended - self.at) * Virtual::from(self.rate())
     }
 
     /// One more entity can run.
@@ -112,6 +119,12 @@ impl Group {
     /// One entity fewer can run.
     pub(super) fn subtract_runnable(&mut self, contended: Ticks) {
         self.settle(contended);
+        self.runnable -= 1;
+    }
+
+    /// As [`subtract_runnable`](Self::subtract_runnable), at a contended time at which the clock is known.
+    pub(super) fn subtract_runnable_at(&mut self, clock: Virtual, contended: Ticks) {
+        (self.clock, self.at) = (clock, contended);
         self.runnable -= 1;
     }
 

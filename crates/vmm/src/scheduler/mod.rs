@@ -62,6 +62,8 @@
 //! - B2 takes the lock and calls [`block`](Scheduler::block). If that returns `false`, it goes back to B1;
 //! - B3 calls [`pick`](Scheduler::pick), gives the lock back, and runs what it is given.
 //!
+//! B2 and B3 are one call, [`block_for_next`](Scheduler::block_for_next), where that returns a decision.
+//!
 //! A CPU or device that wakes it:
 //!
 //! - W1 makes the reason visible (a pending interrupt);
@@ -118,7 +120,7 @@ pub struct Kicks(pub u64);
 pub const MAX_CPUS: usize = 64;
 
 /// Schedules entities on CPUs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scheduler {
     slice: Ticks,
     /// The latest time that was passed in.
@@ -133,14 +135,14 @@ pub struct Scheduler {
     floor: Virtual,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Cpu {
     /// The entities that wait, each in the queue of the CPU where it ran last or is to run.
     waiting: Queue,
     running: Option<Running>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Running {
     entity: EntityId,
     /// Up to when the entity was charged: the time, and its group's clock.
@@ -152,7 +154,7 @@ struct Running {
     is_limited: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Entity {
     group: GroupId,
     state: State,
@@ -292,7 +294,7 @@ impl Scheduler {
 
     /// `ticks` of running as virtual time of this entity.
     fn virtual_of(&self, entity: EntityId, ticks: Ticks) -> Virtual {
-        Virtual::from(ticks) * self.group_of(entity).rate()
+        Virtual::from(ticks) * Virtual::from(self.group_of(entity).rate())
     }
 }
 

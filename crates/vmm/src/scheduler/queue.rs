@@ -17,7 +17,7 @@ pub(super) struct Item {
     pub(super) entity: EntityId,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Queue(Vec<Item>);
 
 impl Queue {
@@ -31,13 +31,38 @@ impl Queue {
         self.0.first().copied()
     }
 
+    /// The item, if there is one alone.
+    #[inline(always)]
+    pub(super) fn only(&self) -> Option<Item> {
+        match self.0[..] {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Removes all entities.
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
     pub(super) fn push(&mut self, item: Item) {
         self.0.push(item);
         self.rise(self.0.len() - 1);
     }
 
     /// Removes an entity. The least is found at once, another by a search.
+    #[inline]
     pub(super) fn remove(&mut self, entity: EntityId) -> Option<Item> {
+        // The usual case: one waits.
+        match self.only() {
+            Some(only) if only.entity == entity => self.0.pop(),
+            _ => self.remove_any(entity),
+        }
+    }
+
+    #[inline(never)]
+    fn remove_any(&mut self, entity: EntityId) -> Option<Item> {
         let place = self.0.iter().position(|item| item.entity == entity)?;
         let item = self.0.swap_remove(place);
         if place < self.0.len() {

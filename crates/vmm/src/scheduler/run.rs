@@ -55,6 +55,7 @@ impl Scheduler {
     /// Blocks the entity that runs on this CPU. Returns `false`, and blocks nothing, if the entity was woken since it was
     /// last blocked: the embedder looks for the reason, and calls again if it finds none.
     #[must_use]
+    #[inline]
     pub fn block(&mut self, cpu: usize, now: Ticks) -> bool {
         let now = self.advance(now);
         let Some(Running { entity, .. }) = self.cpus[cpu].running else { return true };
@@ -63,11 +64,53 @@ impl Scheduler {
         }
         self.settle(cpu, now);
         self.cpus[cpu].running = None;
-        self.entity(entity).state = State::Blocked;
         let contended = self.contended.at(now);
-        let group = self.entity(entity).group;
+        let blocked = self.entity(entity);
+        blocked.state = State::Blocked;
+        let group = blocked.group;
         self.groups[group.0 as usize].subtract_runnable(contended);
         true
+    }
+
+    /// [`block`](Self::block), and then [`pick`](Self::pick), in the usual case of a vCPU's WFI: one entity waits, in this
+    /// CPU's queue. Each number is then computed once. Returns `None` in any other case: then nothing has changed but the
+    /// time.
+    #[inline(always)]
+    pub fn block_for_next(&mut self, cpu: usize, now: Ticks) -> Option<Decision> {
+        let now = self.advance(now);
+        let contended = self.contended.of_one(now)?;
+        let this = &mut self.cpus[cpu];
+        let next = this.waiting.only()?;
+        let running = this.running?;
+        let blocked = &mut self.entities[running.entity.0 as usize];
+        let group = &mut self.groups[blocked.group.0 as usize];
+        let clock = group.clock(contended);
+        let virtual_time = blocked.virtual_time + (clock - running.clock);
+        // A lift, as in `settle`, depends on how many entities of the group could run until now.
+        if blocked.is_woken || virtual_time < next.virtual_time {
+            return None;
+        }
+        blocked.virtual_time = virtual_time;
+        blocked.ran += now - running.since;
+        blocked.state = State::Blocked;
+        let (entity, own_group) = (next.entity, blocked.group);
+        group.subtract_runnable_at(clock, contended);
+        this.waiting.clear();
+        self.contended.subtract(now, contended);
+        let chosen = &mut self.entities[entity.0 as usize];
+        if let State::Waiting(since) = chosen.state {
+            chosen.stolen += now - since;
+        }
+        let moved = chosen.ran_on != Some(cpu);
+        // Its home is this CPU, because it waited in the queue here.
+        (chosen.state, chosen.ran_on) = (State::Running(cpu), Some(cpu));
+        let clock = match chosen.group == own_group {
+            true => clock,
+            false => self.groups[chosen.group.0 as usize].clock(contended),
+        };
+        // No other one waits, so there is no limit.
+        this.running = Some(Running { entity, since: now, clock, slice_began: now, is_limited: false });
+        Some(Decision { run: Some(entity), until: Ticks::MAX, moved })
     }
 
     /// Charges the entity that runs on this CPU for the time until now.
@@ -78,35 +121,49 @@ impl Scheduler {
 
     /// What this CPU does next: go on, another entity, or none. A CPU calls this when it has none, at the time of its
     /// last decision, and when it is interrupted.
+    #[inline]
     pub fn pick(&mut self, cpu: usize, now: Ticks) -> Decision {
         let now = self.advance(now);
+        match self.cpus[cpu].running {
+            Some(running) => self.pick_again(cpu, running, now),
+            None => self.pick_of(cpu, now, self.first(), self.cpus[cpu].waiting.first()),
+        }
+    }
+
+    /// What a CPU does on which an entity runs.
+    #[inline(never)]
+    fn pick_again(&mut self, cpu: usize, running: Running, now: Ticks) -> Decision {
         self.settle(cpu, now);
         self.idle &= !(1 << cpu);
-        if let Some(running) = self.cpus[cpu].running {
-            let is_over = now - running.slice_began >= self.slice;
-            let virtual_time = self.entity(running.entity).virtual_time;
-            let next = self.next(cpu, Some(virtual_time)).filter(|next| {
-                // Before its end a slice is cut short only for one that is clearly ahead.
-                let margin = if is_over { 0 } else { self.virtual_of(next.entity, self.slice / MARGIN) };
-                next.virtual_time + margin < virtual_time
-            });
-            let Some(next) = next else {
-                if is_over {
-                    self.cpus[cpu].running = Some(Running { slice_began: now, ..running });
-                }
-                return self.go_on(cpu);
-            };
-            self.cpus[cpu].running = None;
-            self.enqueue(running.entity, cpu, now);
-            return self.dispatch(cpu, next.entity, now, now);
-        }
-        match self.next(cpu, None) {
-            Some(next) => self.dispatch(cpu, next.entity, now, now),
-            None => {
-                self.idle |= 1 << cpu;
-                Decision { run: None, until: Ticks::MAX, moved: false }
+        let is_over = now - running.slice_began >= self.slice;
+        let virtual_time = self.entity(running.entity).virtual_time;
+        let own = self.cpus[cpu].waiting.first();
+        let next = self.first().map(|first| self.preferred(first, own, Some(virtual_time))).filter(|next| {
+            // Before its end a slice is cut short only for one that is clearly ahead.
+            let margin = if is_over { 0 } else { self.virtual_of(next.entity, self.slice / MARGIN) };
+            next.virtual_time + margin < virtual_time
+        });
+        let Some(next) = next else {
+            if is_over && let Some(running) = &mut self.cpus[cpu].running {
+                running.slice_began = now;
             }
-        }
+            return self.go_on(cpu);
+        };
+        self.cpus[cpu].running = None;
+        self.enqueue(running.entity, cpu, now);
+        self.dispatch(cpu, next.entity, now, now)
+    }
+
+    /// What a CPU does that has no entity. `first` and `own`: the first of all that wait, and of its own queue.
+    #[inline]
+    fn pick_of(&mut self, cpu: usize, now: Ticks, first: Option<Item>, own: Option<Item>) -> Decision {
+        let Some(first) = first else {
+            self.idle |= 1 << cpu;
+            return Decision { run: None, until: Ticks::MAX, moved: false };
+        };
+        self.idle &= !(1 << cpu);
+        let next = self.preferred(first, own, None);
+        self.dispatch(cpu, next.entity, now, now)
     }
 
     /// Makes an entity that can run wait in this CPU's queue.
@@ -119,68 +176,92 @@ impl Scheduler {
     }
 
     /// Takes a waiting entity out of its queue.
-    pub(super) fn dequeue(&mut self, entity: EntityId, now: Ticks) {
-        let home = self.entity(entity).home;
-        self.cpus[home].waiting.remove(entity);
-        self.contended.subtract(now);
-        let waiting = self.entity(entity);
+    #[inline]
+    fn dequeue(&mut self, entity: EntityId, now: Ticks, contended: Ticks) {
+        let waiting = &mut self.entities[entity.0 as usize];
         if let State::Waiting(since) = waiting.state {
             waiting.stolen += now - since;
         }
+        self.cpus[waiting.home].waiting.remove(entity);
+        self.contended.subtract(now, contended);
     }
 
     /// Runs a waiting entity on this CPU, which has none, in a slice that began at `slice_began`.
+    #[inline]
     pub(super) fn dispatch(&mut self, cpu: usize, entity: EntityId, slice_began: Ticks, now: Ticks) -> Decision {
-        self.dequeue(entity, now);
         let contended = self.contended.at(now);
-        let clock = self.group_of(entity).clock(contended);
-        let chosen = self.entity(entity);
+        self.dequeue(entity, now, contended);
+        let is_limited = self.contended.is_running();
+        let chosen = &mut self.entities[entity.0 as usize];
         let moved = chosen.ran_on != Some(cpu);
         (chosen.state, chosen.home, chosen.ran_on) = (State::Running(cpu), cpu, Some(cpu));
-        self.cpus[cpu].running = Some(Running { entity, since: now, clock, slice_began, is_limited: true });
-        Decision { moved, ..self.go_on(cpu) }
+        let clock = self.groups[chosen.group.0 as usize].clock(contended);
+        self.cpus[cpu].running = Some(Running { entity, since: now, clock, slice_began, is_limited });
+        Decision { run: Some(entity), until: self.end_of_slice(slice_began, is_limited), moved }
     }
 
     /// Charges the entity that runs on this CPU. If the first that waits is ahead by more than it can get by one slice,
     /// the entity asks for more than a CPU, and is lifted.
+    #[inline]
     pub(super) fn settle(&mut self, cpu: usize, now: Ticks) {
-        let Some(running) = self.cpus[cpu].running else { return };
-        let clock = self.group_of(running.entity).clock(self.contended.at(now));
-        let least = match self.first() {
-            Some(first) => {
-                first.virtual_time.saturating_sub(self.virtual_of(first.entity, self.slice + self.slice / STICKINESS))
-            }
-            None => 0,
-        };
-        let entity = self.entity(running.entity);
-        entity.virtual_time = (entity.virtual_time + (clock - running.clock)).max(least);
+        let contended = self.contended.at(now);
+        let Some(running) = &mut self.cpus[cpu].running else { return };
+        let entity = &mut self.entities[running.entity.0 as usize];
+        let clock = self.groups[entity.group.0 as usize].clock(contended);
+        entity.virtual_time += clock - running.clock;
         entity.ran += now - running.since;
-        self.cpus[cpu].running = Some(Running { since: now, clock, ..running });
+        (running.since, running.clock) = (now, clock);
+        let (id, virtual_time) = (running.entity, entity.virtual_time);
+        // One that is behind the first is not ahead of it by too much.
+        if let Some(first) = self.first().filter(|first| virtual_time < first.virtual_time) {
+            self.lift(id, first);
+        }
+    }
+
+    /// Lifts an entity that is ahead of the first one that waits by more than that can get by one slice.
+    #[inline(never)]
+    fn lift(&mut self, entity: EntityId, first: Item) {
+        let slice = self.virtual_of(first.entity, self.slice + self.slice / STICKINESS);
+        let lifted = self.entity(entity);
+        lifted.virtual_time = lifted.virtual_time.max(first.virtual_time.saturating_sub(slice));
     }
 
     /// The decision to go on with the entity that runs on this CPU.
     fn go_on(&mut self, cpu: usize) -> Decision {
-        let (slice, is_limited) = (self.slice, self.contended.is_running());
+        let is_limited = self.contended.is_running();
         let Some(running) = &mut self.cpus[cpu].running else {
             return Decision { run: None, until: Ticks::MAX, moved: false };
         };
         running.is_limited = is_limited;
-        let until = if is_limited { running.slice_began.saturating_add(slice) } else { Ticks::MAX };
-        Decision { run: Some(running.entity), until, moved: false }
+        let (entity, slice_began) = (running.entity, running.slice_began);
+        Decision { run: Some(entity), until: self.end_of_slice(slice_began, is_limited), moved: false }
     }
 
-    /// The waiting entity that this CPU would run: the first of all, or the first of its own queue if that is not far
+    /// When the CPU has to call `pick` again.
+    #[inline]
+    fn end_of_slice(&self, slice_began: Ticks, is_limited: bool) -> Ticks {
+        if is_limited { slice_began.saturating_add(self.slice) } else { Ticks::MAX }
+    }
+
+    /// The waiting entity that a CPU would run: the first of all, or the first of its own queue if that is not far
     /// behind. `running` is the virtual time of the entity that would have to go, and which a kept one must be ahead of.
-    fn next(&self, cpu: usize, running: Option<Virtual>) -> Option<Item> {
-        let first = self.first()?;
-        let own = self.cpus[cpu].waiting.first().filter(|own| {
-            let kept = self.virtual_of(own.entity, self.slice / STICKINESS);
-            own.virtual_time <= first.virtual_time + kept && running.is_none_or(|running| own.virtual_time < running)
-        });
-        Some(own.unwrap_or(first))
+    #[inline]
+    fn preferred(&self, first: Item, own: Option<Item>, running: Option<Virtual>) -> Item {
+        match own {
+            Some(own) if own.entity != first.entity && self.is_kept(own, first, running) => own,
+            _ => first,
+        }
+    }
+
+    /// Whether a CPU prefers the first of its own queue.
+    #[inline(never)]
+    fn is_kept(&self, own: Item, first: Item, running: Option<Virtual>) -> bool {
+        let kept = self.virtual_of(own.entity, self.slice / STICKINESS);
+        own.virtual_time <= first.virtual_time + kept && running.is_none_or(|running| own.virtual_time < running)
     }
 
     /// The first of all waiting entities.
+    #[inline]
     fn first(&self) -> Option<Item> {
         if !self.contended.is_running() {
             return None;

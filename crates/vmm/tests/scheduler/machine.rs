@@ -48,6 +48,8 @@ pub struct Machine {
     /// What each CPU runs, and until when.
     cpus: Vec<Decision>,
     random: u64,
+    /// How often an entity blocked and another one followed by one call.
+    pub followed: u64,
 }
 
 pub fn weight(weight: u32) -> Weight {
@@ -59,7 +61,7 @@ impl Machine {
     pub fn new(cpus: usize, seed: u64) -> Self {
         let mut scheduler = Scheduler::new(cpus, SLICE);
         let cpus = (0..cpus).map(|cpu| scheduler.pick(cpu, 0)).collect();
-        Self { scheduler, now: 0, entities: Vec::new(), cpus, random: seed | 1 }
+        Self { scheduler, now: 0, entities: Vec::new(), cpus, random: seed | 1, followed: 0 }
     }
 
     /// Adds an entity that is woken at once.
@@ -131,9 +133,17 @@ impl Machine {
             let place = self.place(id);
             if let (Program::Sleep(_, sleep), 0) = (self.entities[place].program, self.entities[place].left) {
                 let wakes = self.now + self.between(sleep);
-                if self.scheduler.block(cpu, self.now) {
+                let mut by_one_call = self.scheduler.clone();
+                let next = by_one_call.block_for_next(cpu, self.now);
+                let is_blocked = self.scheduler.block(cpu, self.now);
+                if is_blocked {
                     self.entities[place].wakes = Some(wakes);
                     self.pick(cpu);
+                }
+                if let Some(next) = next {
+                    assert!(is_blocked, "it was woken");
+                    assert_eq!((next, &by_one_call), (self.cpus[cpu], &self.scheduler));
+                    self.followed += 1;
                 }
             } else if self.cpus[cpu].until <= self.now {
                 self.pick(cpu);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tests the scheduler in simulated time: shares, bounds on waiting, wake-ups, handing on, stolen time.
 
+mod following;
 mod locks;
 mod machine;
 mod races;
