@@ -67,6 +67,12 @@ impl PhysicalTimer {
         self.write(register, x.get(access.rt).copied().unwrap_or(0), now)
     }
 
+    /// Whether it is on and not masked.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        is_on(self.control)
+    }
+
     /// What is to be done at the guest's time `now`.
     #[must_use]
     pub fn due(&self, now: u64) -> Due {
@@ -96,10 +102,16 @@ impl PhysicalTimer {
     }
 }
 
+/// Whether a timer with this control is on and not masked.
+#[must_use]
+pub fn is_on(control: u64) -> bool {
+    control & (ENABLE | MASK) == ENABLE
+}
+
 /// What is to be done at the guest's time `now` for a timer with this control and compare value.
 #[must_use]
 pub fn due(control: u64, compare: u64, now: u64) -> Due {
-    if control & (ENABLE | MASK) != ENABLE {
+    if !is_on(control) {
         Due::Never
     } else if now >= compare {
         Due::Now

@@ -55,6 +55,8 @@ pub struct Vm {
     /// The slot of the vCPUs' stolen time.
     stolen: SlotId,
     hcr: u64,
+    /// VTCR_EL2.
+    vtcr: u64,
     /// The vCPU that ran last on each CPU.
     last: LastVcpu,
     /// The ID registers that the guest sees.
@@ -207,6 +209,7 @@ impl Vm {
         Self {
             name,
             hcr: hcr(memory.stage2().features()) | if waits_trap { WAITS } else { 0 },
+            vtcr: memory.stage2().vtcr(),
             last: LastVcpu::default(),
             guest_cpu,
             needs,
@@ -263,6 +266,13 @@ impl Vm {
         self.vcpus.iter().position(|vcpu| Some(vcpu.entity) == entity)
     }
 
+    /// As [`vcpu_of`](Self::vcpu_of), for a guest whose vCPUs have numbers in a row among the entities.
+    #[inline(always)]
+    pub(crate) fn index_of(&self, entity: EntityId) -> Option<usize> {
+        let index = entity.index().wrapping_sub(self.vcpus.first()?.entity.index());
+        self.vcpus.get(index).filter(|vcpu| vcpu.entity == entity).map(|_| index)
+    }
+
     /// What the scheduler calls the task that restarts the guest.
     pub(crate) fn task(&self) -> EntityId {
         self.task
@@ -270,13 +280,12 @@ impl Vm {
 
     /// What vCPU `index` has at EL2.
     #[inline(always)]
-    pub(crate) fn seat(&self, index: usize) -> Seat<'_> {
-        let stage2 = self.memory.stage2();
+    pub(crate) fn seat(&self, index: usize, slot: &VcpuSlot) -> Seat<'_> {
         Seat {
             hcr: self.hcr,
-            vtcr: stage2.vtcr(),
-            vttbr: stage2.vttbr(),
-            vmpidr: RES1 | self.vcpus[index].mpidr,
+            vtcr: self.vtcr,
+            vttbr: self.memory.stage2().vttbr(),
+            vmpidr: RES1 | slot.mpidr,
             counter_offset: self.counter_offset(),
             vcpu: index as u32,
             last: &self.last,

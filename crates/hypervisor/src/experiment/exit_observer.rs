@@ -35,6 +35,9 @@ pub trait ExitObserver: Sized {
     /// A vCPU starts on this CPU.
     fn vcpu_starts(index: usize) -> Self;
 
+    /// Whether [`tables_loaded`](Self::tables_loaded) does anything.
+    const SEES_TABLES: bool = false;
+
     /// The guest's tables were loaded on this CPU, by this value of VTTBR_EL2 and an ISB.
     fn tables_loaded(_vttbr: u64) {}
 

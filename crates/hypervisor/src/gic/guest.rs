@@ -33,7 +33,7 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use spin::Mutex;
+use spin::{Mutex, MutexGuard};
 use twofold_abi::virt;
 use twofold_devices::Width;
 use twofold_devices::vgic::{
@@ -108,11 +108,19 @@ impl GuestGic {
 
     /// vCPU `vcpu` is loaded on this CPU, with its timers' lines at these levels. Returns the machine's interrupts that
     /// are active for it, a bit for each INTID.
-    #[inline(never)]
+    #[inline(always)]
     pub fn load(&self, vcpu: usize, cpu: usize, lines: TimerLines) -> u32 {
         let (Some(id), Some(place)) = (id(vcpu), self.vcpus.get(vcpu)) else { return 0 };
         let mut model = self.model.lock();
         place.cpu.store(cpu as u32, Ordering::Relaxed);
+        if lines == TimerLines::LOW && model.load_quiet(id, &mut ThisCpu) {
+            return 0;
+        }
+        self.load_any(model, id, lines)
+    }
+
+    #[inline(never)]
+    fn load_any(&self, mut model: MutexGuard<'_, Vgic>, id: VcpuId, lines: TimerLines) -> u32 {
         // The only effects are this vCPU's: `load` puts its new work into the list registers, and returns what is active.
         let _ = set_lines(&mut model, id, lines);
         let held = model.load(id, &mut ThisCpu);
@@ -121,21 +129,34 @@ impl GuestGic {
     }
 
     /// vCPU `vcpu`, which is loaded on this CPU, leaves it. Returns whether it `waits` and an interrupt is signalled to it.
-    #[inline(never)]
+    #[inline(always)]
     pub fn unload(&self, vcpu: usize, lines: TimerLines, waits: bool) -> bool {
         let (Some(id), Some(place)) = (id(vcpu), self.vcpus.get(vcpu)) else { return false };
         let mut model = self.model.lock();
+        if lines == TimerLines::LOW && model.unload_quiet(id, &mut ThisCpu) {
+            place.cpu.store(NOWHERE, Ordering::Relaxed);
+            return false;
+        }
+        self.unload_any(model, id, lines, waits)
+    }
+
+    #[inline(never)]
+    fn unload_any(&self, mut model: MutexGuard<'_, Vgic>, id: VcpuId, lines: TimerLines, waits: bool) -> bool {
         let held = model.held(id);
         let mut effects = model.unload(id, &mut ThisCpu);
         effects = effects.and(set_lines(&mut model, id, lines));
         let is_signalled = waits && model.has_deliverable(id, &Here::without_vcpu());
-        place.cpu.store(NOWHERE, Ordering::Relaxed);
+        if let Some(place) = self.vcpus.get(id.index()) {
+            place.cpu.store(NOWHERE, Ordering::Relaxed);
+        }
         drop(model);
         // The next vCPU of this CPU has timers of its own, behind the same interrupts of the machine.
         effects.deactivate |= held;
         // Its own new work is in the answer.
         effects.kick.remove(id);
-        self.complete(effects);
+        if !effects.is_none() {
+            self.complete(effects);
+        }
         is_signalled
     }
 
@@ -306,9 +327,8 @@ impl GuestGic {
 /// Reports the levels of the timers' lines of a vCPU that is not loaded.
 fn set_lines(model: &mut Vgic, id: VcpuId, lines: TimerLines) -> Effects {
     let mut effects = Effects::default();
-    let is_low = !lines.virtual_timer && !lines.physical_timer;
     // The usual case, in which the reports would change nothing.
-    if !is_low || !model.is_quiet(id, 1 << VIRTUAL_TIMER.raw() | 1 << PHYSICAL_TIMER.raw()) {
+    if lines != TimerLines::LOW || !model.is_quiet(id, 1 << VIRTUAL_TIMER.raw() | 1 << PHYSICAL_TIMER.raw()) {
         for (timer, level) in lines.each() {
             effects = effects.and(model.set_ppi(id, timer, level, &mut Here::without_vcpu()));
         }
@@ -317,6 +337,9 @@ fn set_lines(model: &mut Vgic, id: VcpuId, lines: TimerLines) -> Effects {
 }
 
 impl TimerLines {
+    /// Both are low.
+    pub const LOW: Self = Self { virtual_timer: false, physical_timer: false };
+
     fn each(self) -> [(Intid, bool); 2] {
         [(VIRTUAL_TIMER, self.virtual_timer), (PHYSICAL_TIMER, self.physical_timer)]
     }

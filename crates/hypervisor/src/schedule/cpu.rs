@@ -19,7 +19,7 @@ use crate::gic::interface;
 use crate::gic::physical::{self, OwnRedistributor};
 use crate::gic::sources::Sources;
 use crate::pmu::Counter;
-use crate::schedule;
+use crate::schedule::{self, Schedule};
 use crate::stats::Meter;
 use crate::switch::Switch;
 use crate::{cpus, mitigation, read_sysreg, timer};
@@ -81,6 +81,7 @@ pub(crate) struct ThisCpu {
     pub(crate) until: u64,
     /// What it does after a turn that was cut short.
     pub(crate) next: Decision,
+    schedule: &'static Schedule,
     sources: Sources,
     entities: &'static [&'static dyn Entity],
     /// What this CPU needs against speculation, and by it when the tables change.
@@ -105,8 +106,9 @@ pub(crate) fn run(redistributor: OwnRedistributor, sources: Sources, counts: boo
     }
     let tables = Tables::new(&needs);
     let mut next = schedule::pick(number);
+    let (until, schedule) = (NEVER, schedule::get());
     let mut cpu =
-        ThisCpu { number, meter, redistributor, deadlines, until: NEVER, next, sources, entities, needs, tables };
+        ThisCpu { number, meter, redistributor, deadlines, until, next, schedule, sources, entities, needs, tables };
     loop {
         next = match next.run.and_then(|entity| entities.get(entity.index())) {
             Some(entity) => entity.turn(&mut cpu, &mut switch, next),
@@ -135,7 +137,7 @@ impl ThisCpu {
         self.arm();
         loop {
             if piece() == Progress::Finished {
-                return schedule::block(self.number);
+                return self.block_out_of_line();
             }
             self.take_interrupts();
             if self.has_to_choose() {
@@ -147,6 +149,18 @@ impl ThisCpu {
                 self.arm();
             }
         }
+    }
+
+    /// B2 and B3: the entity that runs on this CPU waits, unless it was woken meanwhile.
+    #[inline(always)]
+    pub(crate) fn block(&self) -> Decision {
+        self.schedule.block(self.number)
+    }
+
+    /// As [`block`](Self::block), out of line.
+    #[inline(never)]
+    pub(crate) fn block_out_of_line(&self) -> Decision {
+        self.block()
     }
 
     /// Sets EL2's timer to what comes first, while no vCPU is loaded.
@@ -222,7 +236,7 @@ impl ThisCpu {
 
     /// The tables with this VTTBR_EL2 are about to be loaded.
     pub(crate) fn tables_loaded(&mut self, vttbr: u64) {
-        if self.tables.load(vttbr, |workaround| mitigation::execute(workaround, 0)) {
+        if self.tables.load(vttbr, |workaround| mitigation::execute(workaround, 0)) && Observer::SEES_TABLES {
             Observer::tables_loaded(vttbr);
         }
     }

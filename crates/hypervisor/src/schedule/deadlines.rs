@@ -45,6 +45,9 @@ impl Deadlines {
     pub fn set(&mut self, due: Due, time: u64) {
         let (index, kind) = due.place();
         let Some(times) = self.times.get_mut(index) else { return };
+        if times[kind] == time {
+            return;
+        }
         let old = core::mem::replace(&mut times[kind], time);
         if time <= self.first {
             self.first = time;

@@ -24,7 +24,7 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use spin::{Mutex, Once};
+use spin::{Mutex, MutexGuard, Once};
 pub use twofold_vmm::scheduler::Decision;
 use twofold_vmm::scheduler::{EntityId, Kicks, Scheduler};
 
@@ -37,7 +37,8 @@ pub mod deadlines;
 /// Milliseconds for which a vCPU may keep a CPU while another one waits.
 pub const SLICE: u64 = 4;
 
-struct Schedule {
+/// The scheduler, its lock, and the CPUs.
+pub(crate) struct Schedule {
     scheduler: Mutex<Scheduler>,
     cpus: Vec<Cpu>,
 }
@@ -86,16 +87,9 @@ pub(crate) fn is_due(cpu: usize) -> bool {
 }
 
 /// What this CPU does next.
+#[inline(never)]
 pub(crate) fn pick(cpu: usize) -> Decision {
     get().call(|scheduler, now| scheduler.pick(cpu, now))
-}
-
-/// B2 and B3: the entity that runs on this CPU waits, unless it was woken meanwhile.
-pub(crate) fn block(cpu: usize) -> Decision {
-    get().call(|scheduler, now| {
-        let _blocked = scheduler.block(cpu, now);
-        scheduler.pick(cpu, now)
-    })
 }
 
 /// The vCPU that runs on this CPU spins. Returns what the CPU does next, if that is something else.
@@ -108,14 +102,31 @@ pub(crate) fn stolen(entity: EntityId) -> u64 {
     get().call(|scheduler, now| scheduler.stolen(entity, now))
 }
 
-fn get() -> &'static Schedule {
+pub(crate) fn get() -> &'static Schedule {
     SCHEDULE.get().expect("a CPU chooses only after `begin`")
 }
 
 impl Schedule {
+    /// B2 and B3: the entity that runs on this CPU waits, unless it was woken meanwhile.
+    #[inline(always)]
+    pub(crate) fn block(&self, cpu: usize) -> Decision {
+        let mut scheduler = self.scheduler.lock();
+        let now = timer::machine_time();
+        match scheduler.block_for_next(cpu, now) {
+            Some(decision) => decision,
+            None => block_then_pick(scheduler, cpu, now),
+        }
+    }
+
     fn call<R>(&self, call: impl FnOnce(&mut Scheduler, u64) -> R) -> R {
         let mut scheduler = self.scheduler.lock();
         let now = timer::machine_time();
         call(&mut scheduler, now)
     }
+}
+
+#[inline(never)]
+fn block_then_pick(mut scheduler: MutexGuard<'_, Scheduler>, cpu: usize, now: u64) -> Decision {
+    let _blocked = scheduler.block(cpu, now);
+    scheduler.pick(cpu, now)
 }

@@ -66,7 +66,8 @@ impl Has {
     /// Whether the CPU has the group.
     #[inline(always)]
     pub const fn has(self, group: Group) -> bool {
-        self.0 & (1 << group.0) != 0
+        // Without a test where the group is a constant.
+        group.0 == Group::ALWAYS.0 || self.0 & (1 << group.0) != 0
     }
 
     fn add(&mut self, group: Group, is_there: bool) {

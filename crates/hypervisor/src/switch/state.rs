@@ -15,13 +15,14 @@ use super::simd::{self, Vectors};
 use super::table::{COUNT, Place, Registers, TABLE, find};
 use crate::context::Context;
 
-/// A vCPU's registers.
+/// A vCPU's registers. Those of the table are first, where pairs of them can be loaded and stored.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct State {
-    /// The general registers, PC and PSTATE.
-    pub context: Context,
     /// The registers of [`TABLE`].
     pub(super) registers: Registers,
+    /// The general registers, PC and PSTATE.
+    pub context: Context,
     /// V0 to V31.
     pub vectors: Vectors,
 }

@@ -63,6 +63,7 @@ macro_rules! table {
 
         $(
             /// Saves and restores the registers of this part that the CPU has.
+            #[allow(non_snake_case, reason = "values have the names of their registers")]
             pub(super) mod $part {
                 use super::*;
 
@@ -70,9 +71,14 @@ macro_rules! table {
                 #[inline(always)]
                 pub fn save(has: Has, registers: &mut Registers) {
                     $(if has.has($group) {
-                        $(if kept(Step::Save, stringify!($name)) {
-                            registers[Place::$name as usize] = read_sysreg!($encoding);
-                        })+
+                        // All are read before any is stored: the compiler stores them in pairs.
+                        let places = [$(Place::$name as usize),+];
+                        let values = [$(if kept(Step::Save, stringify!($name)) {
+                            read_sysreg!($encoding)
+                        } else {
+                            registers[Place::$name as usize]
+                        }),+];
+                        registers[places[0]..][..values.len()].copy_from_slice(&values);
                     })+
                 }
 
@@ -81,9 +87,11 @@ macro_rules! table {
                 #[inline(always)]
                 pub unsafe fn restore(has: Has, registers: &Registers) {
                     $(if has.has($group) {
+                        // All are loaded, in pairs, before any is written.
+                        let [$($encoding),+] = [$(registers[Place::$name as usize]),+];
                         $(if kept(Step::Restore, stringify!($name)) {
                             // SAFETY: the register exists; the value is the caller's responsibility.
-                            unsafe { write_sysreg!($encoding, registers[Place::$name as usize]) };
+                            unsafe { write_sysreg!($encoding, $encoding) };
                         })+
                     })+
                 }
@@ -123,6 +131,9 @@ table! {
             SPSR_EL1, S3_0_C4_C0_0, ANY, "the PSTATE to return to; an illegal one is an exception of the guest";
             ESR_EL1, S3_0_C5_C2_0, ANY, "its syndrome";
             FAR_EL1, S3_0_C6_C0_0, ANY, "its address";
+        }
+        // In parts, so that the values of one fit into EL2's general registers.
+        [Group::ALWAYS] {
             AFSR0_EL1, S3_0_C5_C1_0, ANY, "its IMPLEMENTATION DEFINED status";
             AFSR1_EL1, S3_0_C5_C1_1, ANY, "its IMPLEMENTATION DEFINED status";
             PAR_EL1, S3_0_C7_C4_0, ANY, "the result of the last address translation";

@@ -115,11 +115,12 @@ impl<'a> Loaded<'a> {
     fn answer(&mut self, esr: u64) -> Option<Leave> {
         match Fault::from_syndrome(esr) {
             Some(fault) => self.fault(&fault, esr),
+            None if esr >> 26 & 0x3f == class::WAIT => self.wait(esr),
             None => self.other(esr),
         }
     }
 
-    /// Answers an exit that is not a fault. Out of line, so that a fault pays nothing for it.
+    /// Answers an exit that is not a fault, nor WFI. Out of line, so that a fault pays nothing for it.
     #[inline(never)]
     fn other(&mut self, esr: u64) -> Option<Leave> {
         match esr >> 26 & 0x3f {
@@ -134,19 +135,24 @@ impl<'a> Loaded<'a> {
                 return self.call();
             }
             class::FP => self.running.first_use_of_fp(),
-            class::WAIT => return self.wait(esr),
             _ => inject::undefined(self.running.context()),
         }
         None
     }
 
     /// WFI gives the CPU up, WFE the rest of the slice.
+    #[inline(always)]
     fn wait(&mut self, esr: u64) -> Option<Leave> {
         const EVENT: u64 = 1;
         self.running.context().skip();
         if esr & EVENT == 0 {
             return Some(Leave::Wait);
         }
+        self.spins()
+    }
+
+    #[inline(never)]
+    fn spins(&mut self) -> Option<Leave> {
         let decision = schedule::spinning(self.cpu.number)?;
         self.obey(decision)
     }
@@ -315,12 +321,21 @@ impl<'a> Loaded<'a> {
 
     /// Sets EL2's timer to whatever comes first.
     fn arm(&self) {
-        let own = match self.own.timers.physical.due(self.guest_time()) {
-            Due::At(time) => time.saturating_add(self.vm.counter_offset()),
-            Due::Now | Due::Never => NEVER,
+        let own = match self.own.timers.physical.is_on() {
+            false => NEVER,
+            true => self.own_timer(),
         };
         let first = own.min(self.cpu.until).min(self.cpu.deadlines.first());
         timer::arm((first != NEVER).then_some(first));
+    }
+
+    /// When the emulated physical timer is due, by the machine's counter.
+    #[inline(never)]
+    fn own_timer(&self) -> u64 {
+        match self.own.timers.physical.due(self.guest_time()) {
+            Due::At(time) => time.saturating_add(self.vm.counter_offset()),
+            Due::Now | Due::Never => NEVER,
+        }
     }
 
     fn guest_time(&self) -> u64 {

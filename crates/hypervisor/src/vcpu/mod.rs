@@ -25,9 +25,13 @@
 //! - T3. EL2's timer is set to the end of the slice, or to what comes before.
 //! - T4. Enter, answer, enter again.
 //! - T5. [`Running::put`](crate::switch::Running::put): the timers are off from here on.
-//! - T6. [`GuestGic::unload`] with the levels that the timers had. It returns whether an interrupt is signalled.
+//! - T6. [`GuestGic::unload`] with the levels that the timers had. It returns whether an interrupt is signalled. The
+//!   time is read once, so a line that is not high in T6 has its rise in the deadline of T8.
 //! - T7. The state's lock is given back.
 //! - T8. A vCPU that waits is blocked, unless T6 found an interrupt. Its timers become deadlines of this CPU before.
+//!
+//! If the scheduler gives the CPU another vCPU of the same guest, its turn follows at once. While a vCPU is not loaded its
+//! timers do not change, so T2 does not look at the time if they were off in T6.
 //!
 //! [`GuestGic::load`]: crate::gic::guest::GuestGic::load
 //! [`GuestGic::unload`]: crate::gic::guest::GuestGic::unload
@@ -64,7 +68,7 @@ impl Entity for Runnable {
     }
 
     fn turn(&self, cpu: &mut ThisCpu, switch: &mut Switch, decision: Decision) -> Decision {
-        turn(self.vm, self.index, cpu, switch, decision.until)
+        turns(self.vm, self.index, cpu, switch, decision.until)
     }
 
     fn alarm_due(&self, here: Option<EntityId>) -> u64 {
@@ -78,15 +82,31 @@ impl Entity for Runnable {
     }
 }
 
-/// A turn of vCPU `index` on this CPU, which lasts until `until` at most. Returns what the CPU does next.
+/// Turns on this CPU: of vCPU `index`, which lasts until `until` at most, and then of each vCPU of the same guest that
+/// comes next. Returns what the CPU does after them.
 #[inline(never)]
+fn turns(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, until: u64) -> Decision {
+    let (mut index, mut until) = (index, until);
+    loop {
+        let next = turn(vm, index, cpu, switch, until);
+        match next.run.and_then(|entity| vm.index_of(entity)) {
+            Some(following) => (index, until) = (following, next.until),
+            None => return next,
+        }
+    }
+}
+
+/// A turn of vCPU `index`. Returns what the CPU does next.
+#[inline(always)]
 fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, until: u64) -> Decision {
     let slot = &vm.vcpus[index];
     let mut vcpu = slot.state.lock();
-    cpu.deadlines.set(Due::Vcpu(slot.entity.index()), NEVER);
+    if core::mem::take(&mut vcpu.own.timers.has_deadline) {
+        cpu.deadlines.set(Due::Vcpu(slot.entity.index()), NEVER);
+    }
     if !can_run(&mut vcpu, vm, index) {
         drop(vcpu);
-        return schedule::block(cpu.number);
+        return cpu.block_out_of_line();
     }
     // What this CPU did since its last turn, up to where it looked for interrupts.
     if let Err(impossible) = cpu.meter.is_for_pieces(Purpose::Switch, &slot.stats) {
@@ -94,12 +114,12 @@ fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, u
     }
     let Vcpu { registers, own } = &mut *vcpu;
     let offset = vm.counter_offset();
-    let lines = own.timers.lines(registers, offset);
+    let lines = own.timers.look_again(registers, offset);
     own.stolen.turn_begins(vm.memory(), offset);
     cpu.tables_loaded(vm.memory().stage2().vttbr());
     // SAFETY: the seat is the guest's own, whose tables map only its memory, and its VMID is unique.
     let running =
-        unsafe { switch.load(registers, &vm.seat(index), || vm.memory().stage2().invalidate_for_other_vcpu()) };
+        unsafe { switch.load(registers, &vm.seat(index, slot), || vm.memory().stage2().invalidate_for_other_vcpu()) };
     let active = vm.devices().gic.load(index, cpu.number, lines);
     if active != 0 {
         cpu.redistributor.activate(active);
@@ -109,28 +129,35 @@ fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, u
     // A guest that ended since `can_run` looked may not have seen this vCPU loaded, and so interrupts no CPU for it.
     let leave = if vm.has_stopped() { Leave::Stop } else { loaded.run() };
     loaded.put();
-    let lines = own.timers.lines(registers, offset);
-    let is_signalled = vm.devices().gic.unload(index, lines, leave == Leave::Wait);
-    let deadline = own.timers.deadline(registers, offset);
+    let look = own.timers.look(registers, offset);
+    let is_signalled = vm.devices().gic.unload(index, look.lines, leave == Leave::Wait);
+    if leave == Leave::Wait && !is_signalled {
+        let deadline = own.timers.deadline(registers, look, offset);
+        if let Some(deadline) = deadline {
+            cpu.deadlines.set(Due::Vcpu(slot.entity.index()), deadline);
+        }
+        drop(vcpu);
+        return cpu.block();
+    }
     drop(vcpu);
     match leave {
         Leave::Preempted => cpu.next,
-        Leave::Wait if is_signalled => schedule::pick(cpu.number),
-        Leave::Wait => {
-            cpu.deadlines.set(Due::Vcpu(slot.entity.index()), deadline);
-            schedule::block(cpu.number)
-        }
-        Leave::Stop => schedule::block(cpu.number),
+        Leave::Wait => schedule::pick(cpu.number),
+        Leave::Stop => cpu.block_out_of_line(),
     }
 }
 
 /// Whether a vCPU can execute an instruction now. If it was switched on since its last turn, it begins.
+#[inline(always)]
 fn can_run(vcpu: &mut Vcpu, vm: &Vm, index: usize) -> bool {
-    if vm.has_stopped() {
-        return false;
-    }
+    !vm.has_stopped() && (vcpu.own.power == Power::On || begins(vcpu, vm, index))
+}
+
+#[cold]
+#[inline(never)]
+fn begins(vcpu: &mut Vcpu, vm: &Vm, index: usize) -> bool {
     match vcpu.own.power {
-        Power::On => return true,
+        Power::On => {}
         Power::Suspended => {
             vm.power().resume(index);
         }

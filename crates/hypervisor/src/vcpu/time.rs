@@ -18,24 +18,62 @@ pub(super) struct Timers {
     pub(super) physical: PhysicalTimer,
     /// The level of its line, as the interrupt controller knows it.
     pub(super) level: bool,
+    /// No timer was on when the vCPU left its last CPU. So none is while it is not loaded, and no line is high.
+    are_off: bool,
+    /// The vCPU set a deadline when it left its last CPU.
+    pub(super) has_deadline: bool,
+}
+
+/// What the lines were at a moment.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    pub(super) lines: TimerLines,
+    /// The guest's time then; `None` if no timer is on.
+    now: Option<u64>,
 }
 
 impl Timers {
-    /// The levels of the lines, for a vCPU whose registers these are. Notes that the interrupt controller knows them.
-    pub(super) fn lines(&mut self, registers: &State, offset: u64) -> TimerLines {
+    /// Looks at the lines of a vCPU whose registers these are, and notes that the interrupt controller knows their levels.
+    #[inline(always)]
+    pub(super) fn look(&mut self, registers: &State, offset: u64) -> Look {
+        let [virtual_timer, own] = registers.timers().map(|(control, _)| timer::is_on(control));
+        if virtual_timer || own || self.physical.is_on() {
+            return self.look_at_time(registers, offset);
+        }
+        (self.level, self.are_off) = (false, true);
+        Look { lines: TimerLines::LOW, now: None }
+    }
+
+    /// The lines of a vCPU that was not loaded since the last look.
+    #[inline(always)]
+    pub(super) fn look_again(&mut self, registers: &State, offset: u64) -> TimerLines {
+        if self.are_off { TimerLines::LOW } else { self.look(registers, offset).lines }
+    }
+
+    #[inline(never)]
+    fn look_at_time(&mut self, registers: &State, offset: u64) -> Look {
+        self.are_off = false;
         let now = timer::machine_time().wrapping_sub(offset);
         self.level = self.physical.due(now) == Due::Now;
         let [virtual_timer, own] = registers.timers().map(|(control, compare)| timer::due(control, compare, now));
-        TimerLines { virtual_timer: virtual_timer == Due::Now, physical_timer: self.level || own == Due::Now }
+        let physical_timer = self.level || own == Due::Now;
+        Look { lines: TimerLines { virtual_timer: virtual_timer == Due::Now, physical_timer }, now: Some(now) }
     }
 
-    /// The machine's time at which the next line rises; [`NEVER`] if none does.
-    pub(super) fn deadline(&self, registers: &State, offset: u64) -> u64 {
-        let now = timer::machine_time().wrapping_sub(offset);
+    /// The machine's time at which the next line rises after a look, of a vCPU that is about to be blocked. A line that is
+    /// high has risen by then.
+    #[inline(always)]
+    pub(super) fn deadline(&mut self, registers: &State, look: Look, offset: u64) -> Option<u64> {
+        let now = look.now?;
+        self.has_deadline = true;
+        Some(self.deadline_after(registers, now, offset))
+    }
+
+    #[inline(never)]
+    fn deadline_after(&self, registers: &State, now: u64, offset: u64) -> u64 {
         let [virtual_timer, own] = registers.timers().map(|(control, compare)| timer::due(control, compare, now));
         let times = [virtual_timer, own, self.physical.due(now)].map(|due| match due {
             Due::At(time) => time.saturating_add(offset),
-            // It has risen since `lines` looked, perhaps: then the deadline has passed.
             Due::Now => now.wrapping_add(offset),
             Due::Never => NEVER,
         });

@@ -20,6 +20,8 @@ pub struct Tracer {
 }
 
 impl ExitObserver for Tracer {
+    const SEES_TABLES: bool = true;
+
     type Error = TraceError;
 
     /// Begins the trace, if the image's own command line has [`TRACE_ARGUMENT`].
