@@ -2,7 +2,8 @@
 //! A bare-metal image as a guest under this host's KVM: the machine that it needs, and what it prints.
 //!
 //! The machine has the memory map of QEMU's `virt`: RAM at 1 GiB, KVM's own GICv3, timer and PSCI, and two devices in
-//! this process, as under any VMM: a UART that only sends, and a clock. A vCPU is a thread.
+//! this process, as under any VMM: a UART that only sends, and a clock. A vCPU is a thread, and all of them share the CPU
+//! on which [`boot`] was called, because the guest measures switches between them.
 //!
 //! Invariant: the console that is returned is that of a guest that switched itself off.
 
@@ -14,6 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use crate::arch;
 use crate::error::KvmError;
@@ -28,6 +30,7 @@ use crate::guest;
 ///
 /// The host has no KVM for this guest, or the guest did something other than switching itself off.
 pub fn boot(image: &[u8], command_line: &str, vcpus: u32) -> Result<String, KvmError> {
+    stay_on_this_cpu()?;
     let machine = arch::BareMachine::new(&guest::open()?, image, command_line, vcpus)?;
     let console = Arc::new(Mutex::new(String::new()));
     let (sender, ends) = channel();
@@ -53,6 +56,14 @@ pub fn boot(image: &[u8], command_line: &str, vcpus: u32) -> Result<String, KvmE
         Ok(()) => Ok(console),
         Err(what) => Err(KvmError::Guest { vcpu: 0, what: format!("{what}; it printed: {console}") }),
     }
+}
+
+/// Keeps this thread, and those that it starts from now on, on the CPU that executes it.
+fn stay_on_this_cpu() -> Result<(), KvmError> {
+    let mut cpus = CpuSet::new();
+    cpus.set(sched_getcpu());
+    let what = "keeping the vCPUs on one CPU";
+    sched_setaffinity(None, &cpus).map_err(|errno| KvmError::Refused { what, errno })
 }
 
 /// The UART, by its registers: Arm DDI 0183.
