@@ -6,7 +6,9 @@
 
 use std::str::SplitWhitespace;
 
-use twofold_abi::exits::{DISTRIBUTOR, EVENTS, Event, HVC, LINE, SGI_OTHER, SWITCH, TICK, UART};
+use twofold_abi::exits::{
+    CLOCK, DISTRIBUTOR, EVENTS, Event, HVC, LINE, SGI_OTHER, SGI_SELF, SGI_WAKE, SWITCH, TICK, UART, WAKE,
+};
 use twofold_workload::policies::Policies;
 
 use crate::experiment::{ExperimentError, Platform};
@@ -31,26 +33,47 @@ impl EventCost {
     }
 }
 
-/// The most instructions that the event may take, the guest's own included. `None`: no target is set.
-pub fn most(event: Event) -> Option<u64> {
-    MOST.iter().find(|(name, _)| *name == event.name).map(|(_, most)| *most)
+/// What the event takes under Linux 6.12's KVM with its host kernel (VHE), of the same guest in the same emulator: `cargo
+/// xtask peers kvm` measures it. A vCPU is a thread there, and all threads share one CPU. `None`: another event.
+pub fn kvm(event: Event) -> Option<u64> {
+    KVM.iter().find(|(of, _)| *of == event).map(|(_, kvm)| *kvm)
 }
 
-const MOST: [(&str, u64); 6] = [
-    (HVC.name, 150),
-    (DISTRIBUTOR.name, 300),
-    (TICK.name, 600),
-    (SGI_OTHER.name, 900),
-    (UART.name, 350),
-    (SWITCH.name, 700),
+/// The most instructions that the event may take, the guest's own included: its target, and a quarter of KVM's.
+pub fn most(event: Event) -> Option<u64> {
+    let target = MOST.iter().find(|(of, _)| *of == event).map(|(_, most)| *most);
+    target.into_iter().chain(kvm(event).map(|kvm| kvm / 4)).min()
+}
+
+const MOST: [(Event, u64); 6] =
+    [(HVC, 150), (DISTRIBUTOR, 300), (TICK, 600), (SGI_OTHER, 900), (UART, 350), (SWITCH, 700)];
+
+const KVM: [(Event, u64); 10] = [
+    (HVC, 1_285),
+    (DISTRIBUTOR, 2_038),
+    (CLOCK, 6_668),
+    (UART, 6_321),
+    (SGI_SELF, 2_746),
+    (TICK, 2_615),
+    (WAKE, 8_984),
+    (SGI_OTHER, 2_191),
+    (SGI_WAKE, 9_997),
+    (SWITCH, 7_868),
 ];
 
-/// Boots the guest, and lets it measure each event `count` times.
+/// Boots the guest with one vCPU, and then with two on one CPU, and lets it measure each event `count` times. An event has
+/// the figure of the guest with as many vCPUs as it needs.
 ///
 /// # Errors
 ///
 /// The guest or the hypervisor failed, or a line is missing.
 pub fn measure(count: u64, on: &Platform<'_>) -> Result<Vec<EventCost>, ExperimentError> {
+    let mut costs = of_guest(count, 1, on)?;
+    costs.extend(of_guest(count, 2, on)?.into_iter().filter(|cost| cost.event.vcpus == 2));
+    Ok(costs)
+}
+
+fn of_guest(count: u64, cpus: u32, on: &Platform<'_>) -> Result<Vec<EventCost>, ExperimentError> {
     let guest = GuestSettings {
         name: NAME_DEFAULT.to_owned(),
         weight: WEIGHT_DEFAULT,
@@ -58,7 +81,7 @@ pub fn measure(count: u64, on: &Platform<'_>) -> Result<Vec<EventCost>, Experime
         initrd: None,
         command_line: format!("exits={count}"),
         memory: 64 << 20,
-        cpus: 1,
+        cpus,
         pages: Pages::Auto,
         flags: 0,
         test: None,
@@ -109,6 +132,15 @@ mod tests {
         let cost = |event, count, nanoseconds| EventCost { event, count, nanoseconds };
         assert_eq!(read(lines), Some(vec![cost(HVC, 100, 15_600), cost(UART, 10, 3000)]));
         assert_eq!(cost(HVC, 100, 15_600).each(), 156.0);
+    }
+
+    #[test]
+    fn each_event_has_a_limit_of_a_quarter_of_kvms_at_most() {
+        for event in EVENTS {
+            let (most, kvm) = (most(event).unwrap(), kvm(event).unwrap());
+            assert!(most * 4 <= kvm, "{}: {most} of KVM's {kvm}", event.name);
+        }
+        assert_eq!((most(HVC), most(SGI_OTHER)), (Some(150), Some(547)));
     }
 
     #[test]

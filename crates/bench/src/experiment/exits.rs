@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use twofold_launch::exits::{EventCost, most};
+use twofold_launch::exits::{EventCost, kvm, most};
 
 use super::hypervisor::Hypervisor;
 use super::progress::Progress;
@@ -35,7 +35,7 @@ pub fn command(options: &ExitsOptions) -> anyhow::Result<ExitCode> {
             hypervisor.describe(&mut results);
             hypervisor.exits(options.events)?
         }
-        Platform::Kvm => kvm::costs(options)?,
+        Platform::Kvm => on_kvm::costs(options)?,
     };
     progress.done();
     drop(progress);
@@ -71,13 +71,16 @@ fn target(cost: &EventCost) -> Option<HeadlineRow> {
         unit: "instructions",
         platform: Platform::Hypervisor,
         kind: Kind::Counted,
-        note: "`twofold bench exits`; the guest's own instructions are included".to_owned(),
+        note: format!(
+            "`twofold bench exits`; the guest's own instructions are included; KVM with its host kernel takes {}",
+            kvm(cost.event).map_or_else(|| "?".to_owned(), |kvm| kvm.to_string())
+        ),
     });
     Some(HeadlineRow { published: format!("{most} at most"), ..row })
 }
 
 #[cfg(target_arch = "aarch64")]
-mod kvm {
+mod on_kvm {
     use anyhow::Context;
     use twofold_launch::exits::{EventCost, read};
 
@@ -96,7 +99,7 @@ mod kvm {
 }
 
 #[cfg(not(target_arch = "aarch64"))]
-mod kvm {
+mod on_kvm {
     use anyhow::bail;
     use twofold_launch::exits::EventCost;
 

@@ -6,6 +6,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 use twofold_abi::exits::EVENTS;
+use twofold_launch::exits;
 use twofold_workspace::table;
 
 use super::agreement::Compared;
@@ -60,7 +61,7 @@ pub fn figures(measured: &Measured) -> Vec<Figure> {
     ];
     figures.extend(EVENTS.into_iter().filter_map(|event| {
         let measured = *measured.exits.0.get(event.name)?;
-        Some(figure(event.what, None, measured))
+        Some(figure(event.what, exits::kvm(event).map(|recorded| recorded as f64), measured))
     }));
     figures
 }
