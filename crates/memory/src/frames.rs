@@ -9,9 +9,12 @@
 //! order, and nothing here waits. The lock orders accesses too: a CPU that takes a frame sees all that was done to it
 //! before it was given back.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use twofold_stage2::{Donated, Error, Features, FrameMap, Geometry, Pa, Root, Run, TablePage, TableSource};
+use twofold_stage2::{Donated, Error, Features, FrameMap, Geometry, Pa, Platform, Root, Run, TablePage, TableSource};
+
+use crate::shared::{Share, SharedFrames};
 
 /// Bytes of a frame.
 pub(crate) const FRAME: u64 = 4096;
@@ -30,6 +33,8 @@ pub struct Frames {
     tables_taken: u64,
     tables_given: u64,
     data: Data,
+    /// What it has of the frames that several guests share.
+    share: Option<Share>,
 }
 
 /// The frames that hold the guest's data, and how many may.
@@ -71,7 +76,52 @@ impl Frames {
             tables_taken: 0,
             tables_given: 0,
             data: Data::UNLIMITED,
+            share: None,
         }
+    }
+
+    /// The frames of a guest that takes them from `shared`, at most `limit` of them, rounded up to 2 MiB. It has none yet.
+    pub fn sharing(features: Features, shared: Arc<SharedFrames>, limit: u64) -> Self {
+        Self { share: Some(Share::new(shared, limit.div_ceil(PAGES))), ..Self::new(features) }
+    }
+
+    /// Whether they come from those that several guests share.
+    pub(crate) fn are_shared(&self) -> bool {
+        self.share.is_some()
+    }
+
+    /// The frames of a huge page, from those that guests share, within the guest's limit.
+    #[cold]
+    pub(crate) fn take_shared<P: Platform>(&mut self, platform: &P) -> Option<Run> {
+        let run = self.share.as_mut()?.take_chunk(platform)?;
+        self.data.taken += PAGES;
+        Some(run)
+    }
+
+    /// More frames for tables, from those that guests share, within the guest's limit.
+    #[cold]
+    pub(crate) fn add_tables<P: Platform>(&mut self, platform: &P) -> Option<()> {
+        self.share.as_mut()?.add_tables(platform)?;
+        self.free_frames += PAGES;
+        Some(())
+    }
+
+    /// A huge page that the guest has lost goes to all guests, or to its own free frames if it shares none.
+    pub(crate) fn release_data<P: Platform>(&mut self, platform: &P, run: Run) {
+        match &mut self.share {
+            Some(share) => {
+                self.data.taken -= run.size() / FRAME;
+                share.give_back(platform, run);
+            }
+            None => self.give_data(run),
+        }
+    }
+
+    /// Gives back to all guests what is empty. Returns how many chunks are left.
+    pub(crate) fn give_back_empty<P: Platform>(&mut self, platform: &P) -> u64 {
+        let Some(share) = &mut self.share else { return 0 };
+        self.free_frames -= share.give_back_empty(platform);
+        share.owned()
     }
 
     /// Adds the whole frames of a range.
@@ -105,9 +155,15 @@ impl Frames {
     /// Takes a run of `count` frames, aligned to its size. `count` is a power of two. The run keeps its old content.
     /// `None` if there is no such run.
     pub fn take(&mut self, count: u64) -> Option<Run> {
-        let run = if count < PAGES { self.take_part(count) } else { self.take_whole(count) }?;
+        let run = if count < PAGES { self.take_part(count) } else { self.take_whole(count) };
+        let run = run.or_else(|| self.take_of_share(count))?;
         self.free_frames -= count;
         Some(run)
+    }
+
+    #[cold]
+    fn take_of_share(&mut self, count: u64) -> Option<Run> {
+        if count < PAGES { self.share.as_mut()?.take(count) } else { None }
     }
 
     fn take_part(&mut self, count: u64) -> Option<Run> {
@@ -132,7 +188,14 @@ impl Frames {
         let count = run.size() / FRAME;
         match self.ranges.iter_mut().find(|range| range.contains(&run)) {
             Some(range) => range.give(run),
-            None => return Err(run),
+            None => {
+                let Some(share) = &mut self.share else { return Err(run) };
+                share.give(run)?;
+                // An empty chunk is no frame that a table can take.
+                if count == PAGES {
+                    return Ok(());
+                }
+            }
         }
         self.free_frames += count;
         Ok(())

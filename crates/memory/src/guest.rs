@@ -130,6 +130,10 @@ impl<P: Platform> GuestMemory<P> {
     /// geometry or the root.
     pub fn new(platform: P, geometry: Geometry, vmid: Vmid, mut frames: Frames, pages: Pages) -> Result<Self, Error> {
         let features = frames.features();
+        if frames.are_shared() {
+            // If there are none, the root is what is missing.
+            let _ = frames.add_tables(&platform);
+        }
         let root = frames.take_root(&geometry).ok_or(Error::NoRoot { size: geometry.root_size() })??;
         let stage2 = Stage2::new(platform, features, geometry, vmid, root)?;
         Ok(Self {
@@ -402,9 +406,20 @@ fn reclaimed(reclaimed: Result<Run, Lent>) -> Option<Run> {
 /// and a fault holds no lock of a slot then.
 struct Tables<'a, P: Platform>(&'a GuestMemory<P>);
 
+impl<P: Platform> Tables<'_, P> {
+    /// A page from the frames that guests share.
+    #[cold]
+    fn take_shared(&self) -> Option<TablePage> {
+        let mut frames = self.0.frames();
+        frames.add_tables(self.0.stage2.platform())?;
+        TableSource::take(&mut *frames)
+    }
+}
+
 impl<P: Platform> TableSource for Tables<'_, P> {
     fn take(&mut self) -> Option<TablePage> {
-        TableSource::take(&mut *self.0.frames())
+        let page = TableSource::take(&mut *self.0.frames());
+        page.or_else(|| self.take_shared())
     }
 
     fn give(&mut self, page: TablePage) {

@@ -49,7 +49,7 @@
 //! 2. **A RAM slot's backing** (module `ram`): while a page gets frames and is zeroed. So one vCPU zeroes a page, and
 //!    every CPU that finds it ready sees the zeroes. Faults in other slots, on devices and in preallocated memory do
 //!    not wait for it.
-//! 3. **The frames** (module `frames`): while some are taken or given back.
+//! 3. **The frames** (module `frames`): while some are taken or given back. With [`SharedFrames`], theirs after this one.
 //!
 //! With a page store, two more are taken in place of the frames, not with them: the entries that wait for pages, and
 //! spare memory for the states of pages (module [`swap`]).
@@ -81,6 +81,8 @@ mod guest;
 mod guest_fault;
 mod preallocated;
 mod ram;
+mod release;
+mod shared;
 mod slots;
 pub mod swap;
 
@@ -88,4 +90,5 @@ pub use answer::{Answer, Done};
 pub use frames::{Frames, HUGE_PAGE};
 pub use guest::{Counts, Error, GuestMemory, Pages};
 pub use guest_fault::GuestFault;
+pub use shared::SharedFrames;
 pub use slots::{Backing, Refused, Slot, SlotError, SlotId};

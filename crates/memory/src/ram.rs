@@ -195,6 +195,27 @@ impl Ram {
         Forgotten::All
     }
 
+    /// Takes the frames of the huge page at `ipa` away, which reads as zero from now on. `None` if it is not whole.
+    pub(crate) fn take_whole(&mut self, ipa: Ipa) -> Option<Lent> {
+        let index = self.index(ipa);
+        let huge_page = &mut self.parts[index / PART].as_mut()?[index % PART];
+        match core::mem::take(huge_page) {
+            HugePage { frames: Backing::Whole(lent), .. } => Some(lent),
+            other => {
+                *huge_page = other;
+                None
+            }
+        }
+    }
+
+    /// Puts frames back that [`take_whole`](Self::take_whole) took. Their content is lost.
+    pub(crate) fn put_whole(&mut self, ipa: Ipa, lent: Lent) {
+        let index = self.index(ipa);
+        if let Some(part) = &mut self.parts[index / PART] {
+            part[index % PART] = HugePage { frames: Backing::Whole(lent), ..HugePage::default() };
+        }
+    }
+
     /// The content of the page at `ipa`.
     pub(crate) fn content(&self, ipa: Ipa) -> Content<'_> {
         let Some(huge_page) = self.huge_page(ipa) else { return Content::Zero };
@@ -374,7 +395,9 @@ fn take<'a, P: Platform>(
     if matches!(huge_page.frames, Backing::Singles(_)) {
         return None;
     }
-    let run = frames.lock(lend.stage2.platform()).take_data(PAGES)?;
+    let platform = lend.stage2.platform();
+    let own = frames.lock(platform).take_data(PAGES);
+    let run = own.or_else(|| frames.lock(platform).take_shared(platform))?;
     huge_page.frames = Backing::Whole(lend.stage2.lend(run, lend.huge_page, lend.slot.clone()));
     Some(huge_page)
 }

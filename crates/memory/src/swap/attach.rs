@@ -21,6 +21,9 @@ pub enum AttachError {
     /// The guest has one.
     #[error("the guest has a page store: detach it first")]
     Attached,
+    /// The guest's frames are of those that several guests share.
+    #[error("the guest shares frames with others: give it frames of its own")]
+    Shared,
     /// No memory on the heap.
     #[error("no memory is left for {vcpus} vCPUs and {others} others that may wait for pages")]
     NoMemory {
@@ -77,6 +80,10 @@ impl<P: Platform> GuestMemory<P> {
     ) -> Result<(), AttachError> {
         if self.swap.is_some() {
             return Err(AttachError::Attached);
+        }
+        // A huge page of a shared chunk goes back as a whole.
+        if self.frames.get_mut().are_shared() {
+            return Err(AttachError::Shared);
         }
         let SwapOptions { vcpus, others, .. } = *options;
         let swap = Swap::new(store, notify, *options).ok_or(AttachError::NoMemory { vcpus, others })?;

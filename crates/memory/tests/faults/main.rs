@@ -14,6 +14,7 @@ mod interrupted;
 mod maintenance;
 mod preallocated;
 mod refused;
+mod shared;
 mod size;
 mod size_device;
 mod stale;
