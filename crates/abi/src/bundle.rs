@@ -42,6 +42,9 @@ pub mod flags {
     /// The launcher will begin a session on the control channel, and takes every guest's console from there. Without this
     /// bit the machine's UART has them.
     pub const CONSOLES: u32 = 1 << 5;
+    /// Where several guests share frames, each may have only half of what it needs, so that reaching the limit can be
+    /// tested.
+    pub const TEST_SCARCE: u32 = 1 << 6;
 }
 
 /// Values of [`Guest::pages`]: how large the mappings of guest RAM may be.

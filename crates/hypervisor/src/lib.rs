@@ -18,7 +18,7 @@
 //! | [`life`] | whether a guest runs, as all CPUs see it; how its vCPUs are stopped and go on |
 //! | [`schedule`] | which vCPU or task runs on which CPU: the scheduler's lock, and the loop of a CPU |
 //! | [`vcpu`] | a vCPU's turn: enter, exit, answer, enter again |
-//! | [`restart`], [`tasks`] | a guest that begins anew after a reset; the hypervisor's own tasks |
+//! | [`restart`], [`release`], [`tasks`] | a guest that begins anew after a reset; what an ended one had; the hypervisor's own tasks |
 //! | [`commands`] | the launcher's commands, which the task of the control channel answers |
 //! | [`consoles`] | the guests' consoles on the control channel |
 //! | [`inject`] | exceptions that EL2 raises in the guest |
@@ -92,6 +92,7 @@ pub mod platform;
 pub mod pmu;
 pub mod power;
 pub mod registers;
+pub mod release;
 pub mod restart;
 pub mod schedule;
 pub mod semihosting;

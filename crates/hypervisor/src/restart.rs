@@ -2,6 +2,8 @@
 //! A guest that begins anew after a reset: a task of the hypervisor, which belongs to the guest's own group in the
 //! scheduler. So the guest pays for it, and no other one waits for it.
 //!
+//! What has ended for good is work of the same task ([`release`](crate::release)).
+//!
 //! [`twofold_vmm::restart`] gives the steps. Each call of [`Restart::work`] does a piece of one, of at most [`PIECE`]
 //! bytes, so that the CPU can take interrupts and run something else between two pieces.
 

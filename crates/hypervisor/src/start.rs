@@ -4,13 +4,14 @@
 //! Invariant: either everything that the guest needs exists before its first instruction, or the guest is not started.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use spin::Once;
 use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
 use twofold_devices::vgic;
-use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, HUGE_PAGE, Slot};
+use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, HUGE_PAGE, SharedFrames, Slot};
 use twofold_stage2::{Features, Geometry, Granule, Ipa, MetadataMap, Platform, Run, Vmid};
 use twofold_vmm::bundle::{Bundle, BundleError};
 use twofold_vmm::config::Config;
@@ -188,12 +189,8 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     let mut maker = Maker { board, sources, guest_cpu, needs, features, metadata, scheduler, shares_uart, on_channel };
     let waits_trap = vcpus as usize > cpus;
     let mut all = Vec::with_capacity(bundle.guests.len());
-    for (guest, admitted) in bundle.guests.iter().zip(&admitted) {
-        let own = match shares_uart {
-            // The only guest gets everything.
-            false => core::mem::replace(&mut frames, Frames::new(features)),
-            true => share(&mut frames, admitted.frames).ok_or(StartupError::Broken(guest.name))?,
-        };
+    let frames = divide(frames, &bundle.guests, &admitted, has(flags::TEST_SCARCE))?;
+    for ((guest, admitted), own) in bundle.guests.iter().zip(&admitted).zip(frames) {
         all.push(maker.guest(guest, admitted, own, baselines, waits_trap)?);
     }
     let channel_task = port.map(|_| {
@@ -275,6 +272,45 @@ impl Maker {
             waits_trap,
         }))
     }
+}
+
+/// The frames of each guest. A single guest gets everything. Several share them, each up to what it was admitted with, so
+/// that a guest that ends leaves its frames to the others; a guest whose test memory is made at the start has its own.
+fn divide(
+    mut free: Frames,
+    guests: &[Guest<'_>],
+    admitted: &[Admitted],
+    is_scarce: bool,
+) -> Result<Vec<Frames>, StartupError> {
+    if guests.len() == 1 {
+        return Ok(Vec::from([free]));
+    }
+    let features = free.features();
+    let has_own = |guest: &Guest<'_>| guest.config.test.is_some();
+    let mut own = Vec::new();
+    for (guest, admitted) in guests.iter().zip(admitted) {
+        let broken = || StartupError::Broken(guest.name);
+        own.push(if has_own(guest) { Some(share(&mut free, admitted.frames).ok_or_else(broken)?) } else { None });
+    }
+    let mut shared = SharedFrames::new(&mut free);
+    let mut left = shared.count();
+    let shared = Arc::new(shared);
+    let mut all = Vec::with_capacity(guests.len());
+    for ((guest, admitted), own) in guests.iter().zip(admitted).zip(own) {
+        all.push(match own {
+            Some(own) => own,
+            None => {
+                let chunks = admitted.frames.div_ceil(HUGE_PAGE / 4096);
+                left = left.checked_sub(chunks).ok_or(StartupError::Broken(guest.name))?;
+                Frames::sharing(
+                    features,
+                    Arc::clone(&shared),
+                    if is_scarce { admitted.frames / 2 } else { admitted.frames },
+                )
+            }
+        });
+    }
+    Ok(all)
 }
 
 /// Takes this number of frames for one guest, in few pieces. `None` if free memory is too broken up.

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use spin::{Mutex, MutexGuard, Once};
 use twofold_abi::channel::GuestState;
 use twofold_abi::{bundle, exit, virt};
-use twofold_memory::{Error, GuestMemory, SlotId};
+use twofold_memory::{Error, GuestMemory, HUGE_PAGE, SlotId};
 use twofold_stage2::{Features, Ipa};
 use twofold_vmm::agreement;
 use twofold_vmm::life::State;
@@ -34,6 +34,7 @@ use crate::gic::sources::Sources;
 use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::life::Shared;
 use crate::registers::{self, Confinement};
+use crate::release::{self, Release};
 use crate::restart::{self, Images, Restart};
 use crate::schedule::cpu::Progress;
 use crate::schedule::deadlines::Due;
@@ -69,6 +70,7 @@ pub struct Vm {
     devices: Devices,
     power: Mutex<Power>,
     restart: Restart,
+    release: Release,
     /// The task that restarts the guest.
     task: EntityId,
     flags: u32,
@@ -217,6 +219,7 @@ impl Vm {
             devices,
             power,
             restart: Restart::new(images),
+            release: Release::new(),
             task,
             flags,
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
@@ -350,14 +353,20 @@ impl Vm {
         schedule::wake(self.task);
     }
 
-    /// A piece of the work of a restart.
+    /// A piece of the work of a restart, or of the release of what an ended guest had.
     pub(crate) fn restart(&self) -> Progress {
+        match self.release.work(self) {
+            Ok(Some(progress)) => return progress,
+            Ok(None) => {}
+            Err(error) => control::error(format_args!("the memory of the ended guest{} stays: {error}", self.called())),
+        }
         self.restart.work(self).unwrap_or_else(|error| {
             if self.life.change(|life, _| life.cannot_begin()) {
                 control::error(format_args!("the guest{} cannot begin anew: {error}", self.called()));
                 self.last_words(("error", exit::CANNOT_START));
             }
-            Progress::Finished
+            // The release.
+            Progress::More
         })
     }
 
@@ -417,7 +426,9 @@ impl Vm {
         self.announce();
         let left = GUESTS.get().map_or(1, |guests| guests.left.fetch_sub(1, Ordering::AcqRel));
         if left > 1 {
-            return control::log(format_args!("guest{}: {how}", self.called()));
+            control::log(format_args!("guest{}: {how}", self.called()));
+            self.release.begin();
+            return schedule::wake(self.task);
         }
         shutdown::guests_have_ended();
         stats::report(&all().iter().map(Self::figures).collect::<Vec<_>>());
@@ -514,6 +525,28 @@ impl restart::Guest for Vm {
         if runs == Some(true) {
             schedule::wake(self.vcpus[0].entity);
         }
+    }
+}
+
+impl release::Ended for Vm {
+    fn has_turns(&self) -> bool {
+        restart::Guest::has_turns(self)
+    }
+
+    fn release_ram(&self, offset: u64) -> Result<bool, Error> {
+        let start = Ipa::new(virt::RAM_BASE) + offset;
+        if offset >= self.restart.ram_size() {
+            let start = Ipa::new(virt::STOLEN_TIME_BASE);
+            self.memory.release(self.stolen, start..start + virt::STOLEN_TIME_SIZE)?;
+            return Ok(false);
+        }
+        self.memory.release(self.ram, start..start + HUGE_PAGE)?;
+        Ok(true)
+    }
+
+    fn release_tables(&self) {
+        let left = self.memory.release_tables();
+        control::log(format_args!("guest{}: its memory is free, but {} MiB", self.called(), left * HUGE_PAGE >> 20));
     }
 }
 
