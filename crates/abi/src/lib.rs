@@ -5,6 +5,7 @@
 //!
 //! * [`async_fault`]: asynchronous page faults, the calls and the area of each vCPU.
 //! * [`bundle`]: the file that carries a guest's kernel, initrd and settings to the hypervisor.
+//! * [`canary`]: patterns that a hostile guest must not find.
 //! * [`channel`]: the framed control channel, with consoles and commands of several guests.
 //! * [`control`]: the lines that the hypervisor writes for its launcher.
 //! * [`exit`]: the exit statuses of the image under QEMU.
@@ -17,6 +18,7 @@
 
 pub mod async_fault;
 pub mod bundle;
+pub mod canary;
 pub mod channel;
 pub mod control;
 pub mod exit;

@@ -19,6 +19,8 @@ mod exceptions;
 mod exits;
 mod experiment;
 mod features;
+mod fresh;
+mod hostile;
 mod hypercalls;
 mod image;
 mod lifecycle;
@@ -34,6 +36,7 @@ mod program;
 mod psci;
 mod random;
 mod replay;
+mod secret;
 mod semihosting;
 mod stolen;
 mod sysregs;
@@ -104,6 +107,10 @@ enum Failure<'a> {
     Sysregs(#[from] sysregs::Failure),
     #[error("hypercalls: FAILED: {0}")]
     Hypercalls(#[from] hypercalls::Failure),
+    #[error("check: FAILED: {0}")]
+    Hostile(#[from] hostile::Failure),
+    #[error("check: FAILED: {0}")]
+    Fresh(#[from] fresh::Failure),
     #[error("lifecycle: FAILED: {0}")]
     Lifecycle(#[from] lifecycle::Failure),
     #[error("exits: FAILED: {0}")]
@@ -138,7 +145,8 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Touch { bytes } => touch::run(&memory, bytes)?,
         Program::Pmu => pmu::run(&memory)?,
         Program::Features => features::run()?,
-        Program::Sysregs { step, seed } => sysregs::run(tree, step, seed)?,
+        Program::Sysregs(settings) => sysregs::run(tree, settings)?,
+        Program::Hostile { milliseconds, seed } => hostile::run(tree, &memory, milliseconds, seed)?,
         Program::Hypercalls { count, seed } => hypercalls::run(tree, count, seed)?,
         Program::Experiment(settings) => experiment::run(&memory, &settings)?,
         Program::Exits { count } => exits::run(tree, count)?,
@@ -151,7 +159,9 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Anew { milliseconds } => anew::run(tree, &memory, milliseconds)?,
         Program::Warm { count } => anew::warm(tree, &memory, count)?,
         Program::Cold { count } => anew::cold(count)?,
-        Program::Watch { milliseconds } => watch::run(&memory, milliseconds)?,
+        Program::Watch { milliseconds } => watch::run(tree, &memory, milliseconds)?,
+        Program::Secrets => fresh::fill(&memory),
+        Program::Fresh { milliseconds } => fresh::run(&memory, milliseconds)?,
         Program::Pace { milliseconds, kind, is_alone } => pace::run(tree, milliseconds, kind, is_alone)?,
         Program::Loops { milliseconds } => loops::run(milliseconds),
         Program::Stolen { milliseconds } => stolen::run(tree, milliseconds)?,

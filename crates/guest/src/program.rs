@@ -7,7 +7,7 @@
 use crate::experiment::{Settings, WrongWord};
 use crate::lock::Kind;
 use crate::number::{hexadecimal, size};
-use crate::{pace, replay};
+use crate::{pace, replay, sysregs};
 
 /// What the guest does.
 #[derive(Clone, Copy)]
@@ -27,7 +27,9 @@ pub enum Program<'a> {
     /// `features`: tries an instruction of each feature, hidden or announced.
     Features,
     /// `sysregs=STEP`: executes every `STEP`th encoding of the system-register space, on four vCPUs.
-    Sysregs { step: u64, seed: u64 },
+    Sysregs(sysregs::Settings),
+    /// `hostile=MILLISECONDS`: tries until this time to reach what is not the guest's own.
+    Hostile { milliseconds: u64, seed: u64 },
     /// `hypercalls=COUNT`: makes `COUNT` calls of any kind, on each of four vCPUs.
     Hypercalls { count: u64, seed: u64 },
     /// `restart=ROUNDS`: switches the second vCPU on and off again.
@@ -40,6 +42,10 @@ pub enum Program<'a> {
     Cold { count: u64 },
     /// `watch=MILLISECONDS`: checks until this time that nothing of the guest's changes by itself.
     Watch { milliseconds: u64 },
+    /// `secrets`: fills RAM with secrets.
+    Secrets,
+    /// `fresh=MILLISECONDS`: checks after this time that RAM is zero.
+    Fresh { milliseconds: u64 },
     /// `loops=MILLISECONDS`: counts how often it can loop.
     Loops { milliseconds: u64 },
     /// `pace=MILLISECONDS`: says for ever what its time is. It waits in the way that `wait=` names. With the word `alone`, no
@@ -100,13 +106,20 @@ impl<'a> Program<'a> {
                 "touch" => Self::Touch { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "pmu" => Self::Pmu,
                 "features" => Self::Features,
-                "sysregs" => Self::Sysregs { step: number(key, value)?, seed: seed(arguments)? },
+                "sysregs" => Self::Sysregs(sysregs::Settings {
+                    step: number(key, value)?,
+                    part: named(arguments, "part")?,
+                    seed: seed(arguments)?,
+                }),
+                "hostile" => Self::Hostile { milliseconds: number(key, value)?, seed: seed(arguments)? },
                 "hypercalls" => Self::Hypercalls { count: number(key, value)?, seed: seed(arguments)? },
                 "restart" => Self::Restart { rounds: number(key, value)? },
                 "anew" => Self::Anew { milliseconds: number(key, value)? },
                 "warm" => Self::Warm { count: number(key, value)? },
                 "cold" => Self::Cold { count: number(key, value)? },
                 "watch" => Self::Watch { milliseconds: number(key, value)? },
+                "secrets" => Self::Secrets,
+                "fresh" => Self::Fresh { milliseconds: number(key, value)? },
                 "loops" => Self::Loops { milliseconds: number(key, value)? },
                 "pace" => Self::Pace {
                     milliseconds: number(key, value)?,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `sysregs=STEP`: four vCPUs at once execute every `STEP`th encoding of the system-register space, as a read and as a
-//! write with 15 values.
+//! write with 15 values. `part=NUMBER`, from 1 to `STEP`, says with which encoding they begin, so `STEP` parts are all.
+//!
+//! No read may give a word of another owner ([`secret`](crate::secret)).
 //!
 //! The first vCPU watches the others. A vCPU that is killed by an encoding switches itself off. The first vCPU lists
 //! that encoding and starts the vCPU again after it. Skipped encodings and values are listed too. The program fails if
@@ -16,6 +18,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use dtoolkit::fdt::Fdt;
 use encoding::{ENCODINGS, Encoding};
+use twofold_abi::canary;
 
 use crate::random::Random;
 use crate::uart::println;
@@ -33,14 +36,29 @@ pub enum Failure {
     Killed { vcpu: usize, kills: u64 },
     #[error("vCPU {vcpu} accounts for {found} instructions, not for {expected}")]
     Lost { vcpu: usize, found: u64, expected: u64 },
+    #[error("part={part}: give 1 to {step}")]
+    Part { part: u64, step: u64 },
+    #[error("vCPU {vcpu} read {word:#x}, which is another owner's, from {encoding}")]
+    Leak { vcpu: usize, encoding: Encoding, word: u64 },
     #[error("EL2 answers PSCI_VERSION with {0:#x}")]
     NoAnswer(i64),
 }
 
-/// Runs every `step`th encoding; the random values come from `seed`.
-pub fn run(tree: Fdt<'_>, step: u64, seed: u64) -> Result<(), Failure> {
+/// The words of the command line.
+#[derive(Clone, Copy)]
+pub struct Settings {
+    pub step: u64,
+    pub part: u64,
+    pub seed: u64,
+}
+
+/// Runs every `step`th encoding of a part; the random values come from `seed`.
+pub fn run(tree: Fdt<'_>, Settings { step, part, seed }: Settings) -> Result<(), Failure> {
+    if part > step {
+        return Err(Failure::Part { part, step });
+    }
     let affinities = vcpus::workers(tree)?;
-    println!("sysregs: every {step}th encoding, seed {seed}");
+    println!("sysregs: every {step}th encoding from {} on, seed {seed}", part - 1);
     for number in 0..ENCODINGS {
         let encoding = Encoding::of(number);
         if let Some(why) = encoding.skipped() {
@@ -50,19 +68,22 @@ pub fn run(tree: Fdt<'_>, step: u64, seed: u64) -> Result<(), Failure> {
     println!("sysregs: skips S3_0_C1_C0_0 with M and WXN, or M and EE: its next instruction cannot be fetched");
     for (index, affinity) in affinities.into_iter().enumerate() {
         WORK[index].step.store(step, Ordering::Relaxed);
+        WORK[index].first.store(part - 1, Ordering::Relaxed);
         WORK[index].seed.store(seed, Ordering::Relaxed);
         vcpus::prepare(index, work);
         start(index, affinity)?;
     }
     let mut watches = affinities.map(|affinity| Watch { affinity, ..Watch::default() });
+    let mut progress = Progress { quarters: 0 };
     while watches.iter().any(|watch| !watch.is_over) {
         vcpus::pause();
+        progress.look();
         for (index, watch) in watches.iter_mut().enumerate().filter(|(_, watch)| !watch.is_over) {
             watch.look(index)?;
         }
     }
     // The one more is the BRK.
-    let expected = (ENCODINGS.div_ceil(step) + 1) * EXECUTED;
+    let expected = (WORK[0].all() + 1) * EXECUTED;
     for (index, work) in WORK.iter().enumerate() {
         let [executed, undefined, trapped, aborted] =
             [0, 1, 2, 3].map(|count| work.counts[count].load(Ordering::Acquire));
@@ -95,6 +116,8 @@ const KILLS_MAX: u64 = 1000;
 /// The input and the progress of one worker.
 struct Work {
     step: AtomicU64,
+    /// The first encoding of the part.
+    first: AtomicU64,
     seed: AtomicU64,
     /// Encodings that the worker has finished.
     done: AtomicU64,
@@ -123,6 +146,7 @@ unsafe impl Sync for Scratch {}
 static WORK: [Work; WORKERS] = [const {
     Work {
         step: AtomicU64::new(0),
+        first: AtomicU64::new(0),
         seed: AtomicU64::new(0),
         done: AtomicU64::new(0),
         is_over: AtomicU64::new(0),
@@ -137,15 +161,45 @@ static WORK: [Work; WORKERS] = [const {
 impl Work {
     /// The number of encodings for this worker.
     fn all(&self) -> u64 {
-        ENCODINGS.div_ceil(self.step.load(Ordering::Relaxed))
+        (ENCODINGS - self.first.load(Ordering::Relaxed)).div_ceil(self.step.load(Ordering::Relaxed))
     }
 
     /// The encoding with this number in the sequence of worker `index`: each worker begins in another quarter.
     fn encoding(&self, index: usize, number: u64) -> Encoding {
-        let all = self.all();
-        Encoding::of((number + all / WORKERS as u64 * index as u64) % all * self.step.load(Ordering::Relaxed))
+        let (all, step) = (self.all(), self.step.load(Ordering::Relaxed));
+        let place = (number + all / WORKERS as u64 * index as u64) % all;
+        Encoding::of(self.first.load(Ordering::Relaxed) + place * step)
     }
 }
+
+/// Prints how far all workers are.
+struct Progress {
+    quarters: u64,
+}
+
+impl Progress {
+    fn look(&mut self) {
+        let done: u64 = WORK.iter().map(|work| work.done.load(Ordering::Relaxed)).sum();
+        let quarters = (4 * done / (WORK[0].all() * WORKERS as u64)).min(4);
+        if quarters > self.quarters {
+            self.quarters = quarters;
+            println!("sysregs: {} %", 25 * quarters);
+        }
+    }
+}
+
+/// What a worker has read that is another owner's; 0: nothing. It is written with the MMU off.
+static LEAK: Leak = Leak(AtomicU64::new(0));
+
+fn leak() -> u64 {
+    // SAFETY: the line is not dirty, because only a worker with its MMU off writes there.
+    unsafe { asm!("dc ivac, {}", "dsb sy", in(reg) &raw const LEAK.0, options(nostack, preserves_flags)) };
+    LEAK.0.load(Ordering::Relaxed)
+}
+
+/// Alone in its cache line.
+#[repr(C, align(128))]
+struct Leak(AtomicU64);
 
 /// The first vCPU's knowledge of a worker.
 #[derive(Clone, Copy, Default)]
@@ -166,6 +220,10 @@ impl Watch {
             if work.is_over.load(Ordering::Acquire) != 0 {
                 self.is_over = true;
                 return Ok(());
+            }
+            let word = leak();
+            if word != 0 {
+                return Err(Failure::Leak { vcpu: index + 1, encoding: work.encoding(index, done), word });
             }
             match done == work.all() {
                 true => println!("sysregs: vCPU {} was killed by BRK, on purpose, and is started again", index + 1),
@@ -291,4 +349,9 @@ global_asm!(
     sctlr_off = const SCTLR_OFF,
     cpu_off_low = const psci::CPU_OFF & 0xffff,
     cpu_off_high = const psci::CPU_OFF >> 16,
+    guest_low = const canary::GUEST & 0xffff,
+    guest_high = const canary::GUEST >> 16,
+    machine_low = const canary::MACHINE & 0xffff,
+    machine_high = const canary::MACHINE >> 16,
+    leak = sym LEAK,
 );
