@@ -239,6 +239,7 @@ impl Platform<'_> {
             append: None,
             cpu: self.cpu.to_owned(),
             cpus: 1,
+            memory_file: None,
             deterministic: true,
         };
         let launch = Launch {

@@ -61,6 +61,9 @@ pub struct Machine {
     pub cpu: String,
     /// Number of physical CPUs.
     pub cpus: u32,
+    /// A file that is the machine's memory, of its size: what the machine begins with, and what it leaves. `None`:
+    /// memory that begins as zeroes.
+    pub memory_file: Option<PathBuf>,
     /// One virtual nanosecond per instruction, and the same execution in every run. Forces one CPU.
     pub deterministic: bool,
 }
@@ -104,9 +107,18 @@ impl Machine {
         if self.deterministic {
             machine.push_str(",dtb-randomness=off");
         }
+        if self.memory_file.is_some() {
+            machine.push_str(",memory-backend=memory");
+        }
         add("-M", machine.into());
         add("-cpu", self.cpu.clone().into());
         add("-m", format!("{}M", self.memory() >> 20).into());
+        if let Some(path) = &self.memory_file {
+            let mut backend =
+                OsString::from(format!("memory-backend-file,id=memory,size={},share=on,mem-path=", self.memory()));
+            backend.push(path);
+            add("-object", backend);
+        }
         if self.deterministic {
             add("-smp", "1".into());
             add("-accel", "tcg,thread=single".into());
@@ -175,6 +187,7 @@ mod tests {
             append: None,
             cpu: CPU_DEFAULT.to_owned(),
             cpus: 2,
+            memory_file: None,
             deterministic: false,
         }
     }
@@ -217,6 +230,15 @@ mod tests {
         ] {
             assert!(has(&arguments, option, value), "{option} {value}");
         }
+    }
+
+    #[test]
+    fn a_file_can_be_the_memory() {
+        let machine = Machine { memory_file: Some("/tmp/memory".into()), ..machine() };
+        let arguments = arguments(&machine, Serial::Pipe);
+        assert!(has(&arguments, "-M", "virt,virtualization=on,gic-version=3,memory-backend=memory"));
+        let backend = format!("memory-backend-file,id=memory,size={},share=on,mem-path=/tmp/memory", 749 << 20);
+        assert!(has(&arguments, "-object", &backend));
     }
 
     #[test]

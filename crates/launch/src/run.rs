@@ -485,6 +485,7 @@ mod tests {
             append: None,
             cpu: CPU_DEFAULT.to_owned(),
             cpus: 1,
+            memory_file: None,
             deterministic: false,
         };
         let launch = Launch {

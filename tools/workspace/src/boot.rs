@@ -135,6 +135,7 @@ impl Boot<'_> {
             append: self.image.argument(),
             cpu: self.cpu.to_owned(),
             cpus: self.host_cpus.unwrap_or_else(|| bundle::machine_cpus(&self.guests)),
+            memory_file: None,
             deterministic: self.deterministic,
         };
         let launch = Launch {

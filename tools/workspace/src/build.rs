@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use object::Endianness;
-use object::elf::{FileHeader64, PT_LOAD};
+use object::elf::{FileHeader64, PF_W, PT_LOAD};
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use twofold_launch::image::Image;
 
@@ -55,6 +55,10 @@ impl Program {
         self.directory(workspace).join(format!("{}.img", self.name))
     }
 
+    fn elf(self, workspace: &Workspace) -> PathBuf {
+        self.directory(workspace).join(TARGET).join("release").join(self.name)
+    }
+
     fn directory(self, workspace: &Workspace) -> PathBuf {
         self.feature.map_or_else(|| workspace.images(), |feature| workspace.images().join(feature))
     }
@@ -70,8 +74,7 @@ pub fn images(workspace: &Workspace, programs: &[Program]) -> anyhow::Result<u64
     }
     let mut size = 0;
     for program in programs {
-        let elf = program.directory(workspace).join(TARGET).join("release").join(program.name);
-        size += flatten_file(&elf, &program.image(workspace))?;
+        size += flatten_file(&program.elf(workspace), &program.image(workspace))?;
     }
     Ok(size)
 }
@@ -103,6 +106,18 @@ const FLAGS: [&str; 10] = [
     "-C",
     "force-frame-pointers=yes",
 ];
+
+/// The code of a program, as its image begins with it. Nothing writes there while it runs.
+pub fn code(workspace: &Workspace, program: Program) -> anyhow::Result<Vec<u8>> {
+    let path = program.elf(workspace);
+    let elf = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let file: ElfFile64<'_, Endianness> = ElfFile64::parse(&*elf)?;
+    let endian = file.endian();
+    let segments = file.elf_header().program_headers(endian, &*elf)?;
+    let code = segments.iter().find(|segment| segment.p_type(endian) == PT_LOAD && segment.p_paddr(endian) == 0);
+    let code = code.filter(|segment| !segment.p_flags(endian).contains(PF_W)).context("it does not begin with code")?;
+    code.data(endian, &*elf).map(<[u8]>::to_vec).map_err(|()| anyhow::anyhow!("its code lies outside the file"))
+}
 
 fn flatten_file(elf: &Path, image: &Path) -> anyhow::Result<u64> {
     let bytes = fs::read(elf).with_context(|| format!("cannot read {}", elf.display()))?;

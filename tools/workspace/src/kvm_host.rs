@@ -65,6 +65,7 @@ impl Host<'_> {
             append: Some(KERNEL_ARGUMENTS.to_owned()),
             cpu: machine::CPU_DEFAULT.to_owned(),
             cpus: self.cpus,
+            memory_file: None,
             deterministic: self.deterministic,
         };
         let launch = Launch {

@@ -126,6 +126,7 @@ impl Image {
             append: Some(append.to_owned()),
             cpu: cpu.to_owned(),
             cpus: 2,
+            memory_file: None,
             deterministic: COUNTED.iter().any(|name| append.ends_with(name)),
         };
         let limit = if FULL.iter().any(|name| append.ends_with(name)) { LONG } else { LIMIT };

@@ -126,6 +126,7 @@ impl Pair {
             append: Some(words.to_owned()),
             cpu: self.cpu.to_owned(),
             cpus: self.vcpus,
+            memory_file: None,
             deterministic: false,
         };
         let launch = Launch {

@@ -43,6 +43,16 @@ impl Machines {
         Ok(Self { workspace: workspace.clone(), qemu: install::qemu()?, linux })
     }
 
+    /// The checkout.
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// QEMU.
+    pub fn qemu(&self) -> &Qemu {
+        &self.qemu
+    }
+
     /// The bare-metal guest with this program.
     pub fn bare(&self, name: &str, cpus: u32, program: &str) -> GuestSettings {
         GuestSettings {

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`consoles`] | consoles on the control channel: both directions, unread, and with launchers that come back |
 //! | [`machines`] | what guests are made of, and how they are booted |
+//! | [`isolation`] | a hostile guest beside one with secrets |
 //! | [`linux`] | Debian's kernel under load, alone and in pairs |
 //! | [`commands`] | commands of a launcher: stop, continue, reset, quit, statistics |
 //! | [`resets`] | guests that reset themselves, power off or fail beside another one |
@@ -15,6 +16,7 @@
 
 mod commands;
 mod consoles;
+mod isolation;
 mod linux;
 mod machines;
 mod resets;
@@ -23,7 +25,7 @@ mod stolen;
 
 use std::sync::Arc;
 
-use libtest_mimic::Failed;
+use libtest_mimic::{Failed, Trial};
 use twofold_workspace::{Workspace, build, install};
 
 use super::harness::{self, Depth, Tally, harness};
@@ -37,17 +39,29 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
     }
     let machines = Arc::new(Machines::new(workspace, options.list)?);
-    let trials = TESTS
-        .iter()
-        .filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick)
-        .map(|(name, _, test)| {
-            let machines = Arc::clone(&machines);
-            harness::trial(name, move || test(&machines).map_err(|error| Failed::from(format!("{error:#}"))))
-        })
-        .collect();
+    let chosen = TESTS.iter().filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick);
+    let mut trials: Vec<_> = chosen.map(|(name, _, test)| trial(&machines, name, test)).collect();
+    if depth == Depth::Full {
+        trials.extend((1..=PARTS).map(|part| {
+            let name = format!("isolation::every_system_register_beside_another_guest_{part:02}_of_{PARTS}");
+            trial(&machines, &name, move |machines| isolation::system_registers(machines, PARTS, part))
+        }));
+    }
     // Most of the machines have two CPUs.
     harness(trials, 1, options)
 }
+
+fn trial(
+    machines: &Arc<Machines>,
+    name: &str,
+    test: impl FnOnce(&Machines) -> anyhow::Result<()> + Send + 'static,
+) -> Trial {
+    let machines = Arc::clone(machines);
+    harness::trial(name, move || test(&machines).map_err(|error| Failed::from(format!("{error:#}"))))
+}
+
+/// The parts in which all system registers are tried.
+const PARTS: u64 = 16;
 
 type Test = fn(&Machines) -> anyhow::Result<()>;
 
@@ -91,6 +105,12 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("linux_reads_stolen_time_1_on_1", Depth::Full, |machines| stolen::linux(machines, 1, Clock::Counted)),
     ("linux_reads_stolen_time_4_on_2", Depth::Full, |machines| stolen::linux(machines, 4, Clock::Real)),
     ("linux_reads_stolen_time_2_on_2", Depth::Full, |machines| stolen::linux(machines, 2, Clock::Real)),
+    ("isolation::a_short_attack", Depth::Quick, |machines| isolation::attack(machines, 3_000)),
+    ("isolation::an_attack_of_a_minute", Depth::Full, |machines| isolation::attack(machines, 60_000)),
+    ("isolation::a_sample_of_system_registers", Depth::Quick, |machines| isolation::system_registers(machines, 251, 1)),
+    ("isolation::frames_of_an_ended_guest_are_zero_for_the_next", Depth::Quick, isolation::frames_of_an_ended_guest),
+    ("isolation::a_guest_that_reaches_its_limit_ends_alone", Depth::Quick, isolation::limit),
+    ("isolation::hypercalls_at_random", Depth::Full, |machines| isolation::hypercalls(machines, 20_000)),
     ("guests_get_their_shares", Depth::Quick, shares::weights),
     ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
     ("a_lock_is_never_lost", Depth::Full, shares::spin_lock),
