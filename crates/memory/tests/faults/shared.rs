@@ -86,7 +86,7 @@ fn what_an_ended_guest_had_is_flushed_before_and_zeroed_after() {
         let flushed = |event: &Event| matches!(event, Event::Tlbi(Tlbi::Ipas2E1Is | Tlbi::Ripas2E1Is, _));
         let combined = |event: &Event| matches!(event, Event::Tlbi(Tlbi::VmallE1Is | Tlbi::VmallS12E1Is, _));
         let events = machine.events();
-        assert!(events.iter().any(|event| flushed(event)) || events.iter().any(|event| combined(event)), "{events:?}");
+        assert!(events.iter().any(flushed) || events.iter().any(combined), "{events:?}");
         assert_eq!((free(), one.walk(at(1) + PAGE)), (1, None));
         assert_eq!(one.memory.release(slot, BASE..at(3)), Ok(2));
         assert_eq!(free(), 3);
