@@ -546,7 +546,7 @@ impl release::Ended for Vm {
 
     fn release_tables(&self) {
         let left = self.memory.release_tables();
-        control::log(format_args!("guest{}: its memory is free, but {} MiB", self.called(), left * HUGE_PAGE >> 20));
+        control::log(format_args!("guest{}: its memory is free, but {} MiB", self.called(), (left * HUGE_PAGE) >> 20));
     }
 }
 
