@@ -201,10 +201,15 @@ impl Meter {
         Ok(())
     }
 
-    /// Sets the purpose of this turn, which may have looked for interrupts: counts what it has spent up to the last look,
-    /// piece by piece.
+    /// [`is_for`](Self::is_for), then [`in_pieces`](Self::in_pieces).
     pub fn is_for_pieces(&mut self, purpose: Purpose, stats: &Stats) -> Result<(), Impossible> {
         self.is_for(purpose);
+        self.in_pieces(stats)
+    }
+
+    /// This turn may have looked for interrupts: counts what it has spent up to the last look, piece by piece, for its
+    /// purpose.
+    pub fn in_pieces(&mut self, stats: &Stats) -> Result<(), Impossible> {
         let (Some(counter), Some(seen)) = (&mut self.counter, cpus::looks().take()) else { return Ok(()) };
         let spent = &stats.instructions[self.purpose];
         let between = counter.between(seen.first, seen.last);

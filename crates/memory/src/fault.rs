@@ -19,8 +19,8 @@ use core::sync::atomic::Ordering;
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{
-    Access, Attributes, Coalesced, Execute, Grant, Ipa, IpaRange, Level, Lock, LockGuard, Mapped, Platform, Relaxed,
-    Window,
+    Access, Attributes, CleanedPieces, Coalesced, Execute, Grant, Ipa, IpaRange, Level, Lock, LockGuard, Mapped,
+    Platform, Relaxed, Window,
 };
 
 use crate::answer::{Answer, Done};
@@ -144,12 +144,42 @@ impl<P: Platform> GuestMemory<P> {
         block_around(page, &slot.range)?;
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
         let Some(mut ram) = ram.lock_unless_interrupted(platform) else { return Some(Ok(INTERRUPTED)) };
+        let cleans = self.cleans_ahead(page) && ram.pins.count() == 0;
         let mut backed = ram.back(page, &self.frames, &self.stage2)?;
-        let Some(first_touch) = backed.make_huge_page_ready(platform, features) else { return Some(Ok(INTERRUPTED)) };
+        let Some(first_touch) = backed.make_huge_page_ready(platform, features, cleans) else {
+            return Some(Ok(INTERRUPTED));
+        };
         // As in `make_ready`.
-        let grant = backed.huge_page_grant(&self.stage2)?;
+        let (grant, cleaned) = (backed.huge_page_grant(&self.stage2)?, backed.cleaned());
         drop(ram);
-        Some(self.map_ready(Level::L2, grant, slot, first_touch, fault))
+        Some(match cleans {
+            true => self.map_cleaned(grant, cleaned, slot, first_touch, fault),
+            false => self.map_ready(Level::L2, grant, slot, first_touch, fault),
+        })
+    }
+
+    /// Whether the huge page around `page` is cleaned in pieces before it is mapped, and not by the mapping.
+    fn cleans_ahead(&self, page: Ipa) -> bool {
+        #[cfg(feature = "baselines")]
+        if self.baselines.changes_map() {
+            return false;
+        }
+        self.stage2.cleans_block(page)
+    }
+
+    /// As [`map_ready`](Self::map_ready), for a huge page whose pieces were cleaned ahead.
+    #[cold]
+    fn map_cleaned(
+        &self,
+        grant: Grant<'_, P>,
+        cleaned: CleanedPieces,
+        slot: &Memslot,
+        first_touch: bool,
+        fault: &GuestFault,
+    ) -> Result<Answer, Error> {
+        let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
+        let mapped = grant.map_cleaned(&attributes, cleaned, &mut self.tables());
+        self.note_mapped(Level::L2, grant, &attributes, mapped, slot, first_touch, fault)
     }
 
     /// Maps preallocated memory by the largest leaf that fits.
@@ -185,8 +215,25 @@ impl<P: Platform> GuestMemory<P> {
         fault: &GuestFault,
     ) -> Result<Answer, Error> {
         let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
-        let mapped = match self.map_leaf(level, grant, &attributes) {
-            Err(twofold_stage2::Error::TableInTheWay { .. }) => self.promote(level, grant, &attributes)?,
+        let mapped = self.map_leaf(level, grant, &attributes);
+        self.note_mapped(level, grant, &attributes, mapped, slot, first_touch, fault)
+    }
+
+    /// The end of both: the block in the place of a table, and the marks of a log.
+    #[allow(clippy::too_many_arguments, reason = "what both know, in registers")]
+    #[inline(always)]
+    fn note_mapped(
+        &self,
+        level: Level,
+        grant: Grant<'_, P>,
+        attributes: &Attributes,
+        mapped: Result<Mapped, twofold_stage2::Error>,
+        slot: &Memslot,
+        first_touch: bool,
+        fault: &GuestFault,
+    ) -> Result<Answer, Error> {
+        let mapped = match mapped {
+            Err(twofold_stage2::Error::TableInTheWay { .. }) => self.promote(level, grant, attributes)?,
             mapped => mapped?,
         };
         self.note_writes(slot, grant.ipa()..grant.ipa() + grant.size());

@@ -13,6 +13,13 @@
 //! (`Done::Interrupted`). The bits of the pages say where to go on, for this vCPU or another. A fault that finds
 //! unready pages zeroes at least one piece, so the block is ready in the end, however often interrupts come.
 //!
+//! On a CPU without FEAT_S2FWB a block's memory is cleaned, too, piece by piece right after it is zeroed, and mapped as
+//! cleaned ([`CleanedPieces`]). A write past the guest's tables forgets the piece. Memory that a device may write at any
+//! time, without notice, is cleaned when it is mapped: so nothing is cleaned ahead while a page of the slot is pinned. If
+//! devices write meanwhile, a piece is cleaned once more for each write; otherwise each fault cleans another one.
+//!
+//! Invariant: the pages of a piece that is noted as cleaned are ready, and nothing but the guest has written there since.
+//!
 //! Invariant: the backing is accessed only under the slot's lock, and a page's bit is set under the lock after the page
 //! was zeroed. So a CPU that finds the bit set sees the zeroes, and may map the page with no lock held. Frames are
 //! taken while the slot's lock is held; the frames' lock is never held first.
@@ -20,7 +27,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use twofold_stage2::{Features, Grant, Ipa, IpaRange, Lent, Lock, Platform, Stage2};
+use twofold_stage2::{CleanedPieces, Features, Grant, Ipa, IpaRange, Lent, Lock, Platform, Stage2};
 
 use crate::frames::{FRAME, Frames, HUGE_PAGE, PAGES};
 use crate::swap::pins::Pins;
@@ -35,6 +42,7 @@ const PART: usize = 64;
 /// `DC ZVA` zeroes 64 bytes.
 const PIECE: u64 = 32;
 const PIECE_BITS: u64 = (1 << PIECE) - 1;
+const _: () = assert!(PIECE * FRAME == CleanedPieces::PIECE && HUGE_PAGE == CleanedPieces::BLOCK);
 const _: () = assert!(PIECE < 64 && 64 % PIECE == 0, "the bits of a piece are in one word");
 
 /// The backing of one slot of RAM.
@@ -62,14 +70,16 @@ struct HugePage {
     ready: [u64; PAGES as usize / 64],
 }
 
+const _: () = assert!(size_of::<HugePage>() == 128);
+
 /// The frames of a huge page.
 #[derive(Default)]
 enum Backing {
     /// It was never touched.
     #[default]
     None,
-    /// One run.
-    Whole(Lent),
+    /// One run, and its pieces that were cleaned ahead of a mapping.
+    Whole(Lent, CleanedPieces),
     /// A state for each page.
     Singles(Singles),
 }
@@ -107,6 +117,7 @@ pub(crate) enum Forgotten {
 pub(crate) struct BackedPage<'a> {
     frames: &'a Lent,
     ready: &'a mut [u64; PAGES as usize / 64],
+    cleaned: &'a mut CleanedPieces,
     zeroed: &'a mut u64,
     ipa: Ipa,
 }
@@ -142,20 +153,20 @@ impl Ram {
         let offset = ipa - self.start;
         let index = (offset / HUGE_PAGE) as usize;
         let (part, place) = (&mut self.parts[index / PART], index % PART);
-        let is_whole = part.as_ref().is_some_and(|part| matches!(part[place].frames, Backing::Whole(_)));
+        let is_whole = part.as_ref().is_some_and(|part| matches!(part[place].frames, Backing::Whole(..)));
         let huge_page = if is_whole {
             &mut part.as_mut()?[place]
         } else {
             let lend = Lend { stage2, huge_page: ipa.align_down(HUGE_PAGE), slot: &self.slot };
             take(part, place, frames, lend)?
         };
-        let Backing::Whole(frames) = &huge_page.frames else { return None };
-        Some(BackedPage { frames, ready: &mut huge_page.ready, zeroed: &mut self.zeroed, ipa })
+        let Backing::Whole(frames, cleaned) = &mut huge_page.frames else { return None };
+        Some(BackedPage { frames, ready: &mut huge_page.ready, cleaned, zeroed: &mut self.zeroed, ipa })
     }
 }
 
 impl Ram {
-    /// [`back`](Self::back), and the page made ready: whether it was zeroed, the frames that have it, and its offset
+    /// [`back`](Self::back), and the page made ready to be mapped or written: whether it was zeroed, the frames that have it, and its offset
     /// there in bytes.
     pub(crate) fn back_ready<P: Platform>(
         &mut self,
@@ -165,13 +176,14 @@ impl Ram {
     ) -> Option<(bool, &Lent, u64)> {
         let mut backed = self.back(ipa, frames, stage2)?;
         let zeroed = backed.make_ready(stage2.platform(), stage2.features());
+        backed.forget_cleaned();
         Some((zeroed, backed.frames, backed.offset()))
     }
 
     /// The frames of the huge page at `ipa`, if it is whole and all its pages are ready.
     pub(crate) fn ready_huge_page(&self, ipa: Ipa) -> Option<&Lent> {
         match self.huge_page(ipa)? {
-            HugePage { frames: Backing::Whole(frames), ready } if *ready == [!0; 8] => Some(frames),
+            HugePage { frames: Backing::Whole(frames, _), ready } if *ready == [!0; 8] => Some(frames),
             _ => None,
         }
     }
@@ -183,9 +195,10 @@ impl Ram {
         let index = self.index(range.start);
         let Some(part) = &mut self.parts[index / PART] else { return Forgotten::All };
         let huge_page = &mut part[index % PART];
-        match huge_page.frames {
+        match &mut huge_page.frames {
             Backing::None => {}
-            Backing::Whole(_) => {
+            Backing::Whole(_, cleaned) => {
+                *cleaned = CleanedPieces::default();
                 for page in first..first + count {
                     huge_page.ready[page / 64] &= !(1 << (page % 64));
                 }
@@ -200,7 +213,7 @@ impl Ram {
         let index = self.index(ipa);
         let huge_page = &mut self.parts[index / PART].as_mut()?[index % PART];
         match core::mem::take(huge_page) {
-            HugePage { frames: Backing::Whole(lent), .. } => Some(lent),
+            HugePage { frames: Backing::Whole(lent, _), .. } => Some(lent),
             other => {
                 *huge_page = other;
                 None
@@ -212,7 +225,8 @@ impl Ram {
     pub(crate) fn put_whole(&mut self, ipa: Ipa, lent: Lent) {
         let index = self.index(ipa);
         if let Some(part) = &mut self.parts[index / PART] {
-            part[index % PART] = HugePage { frames: Backing::Whole(lent), ..HugePage::default() };
+            part[index % PART] =
+                HugePage { frames: Backing::Whole(lent, CleanedPieces::default()), ..HugePage::default() };
         }
     }
 
@@ -222,8 +236,8 @@ impl Ram {
         let (offset, page) = self.offset_and_page(ipa);
         match &huge_page.frames {
             Backing::None => Content::Zero,
-            Backing::Whole(frames) if is_ready(&huge_page.ready, page) => Content::At(frames, offset),
-            Backing::Whole(_) => Content::Zero,
+            Backing::Whole(frames, _) if is_ready(&huge_page.ready, page) => Content::At(frames, offset),
+            Backing::Whole(..) => Content::Zero,
             Backing::Singles(singles) => match singles.page(page) {
                 Page::Zero | Page::Unready(_) => Content::Zero,
                 Page::Present(present) => Content::At(&present.lent, 0),
@@ -238,7 +252,7 @@ impl Ram {
         let index = self.index(ipa);
         match self.parts[index / PART].as_mut().map(|part| &mut part[index % PART].frames) {
             None | Some(Backing::None) => Kind::Untouched,
-            Some(Backing::Whole(_)) => Kind::Whole,
+            Some(Backing::Whole(..)) => Kind::Whole,
             Some(Backing::Singles(singles)) => Kind::Single(singles.page_mut(page), &mut self.zeroed),
         }
     }
@@ -248,7 +262,7 @@ impl Ram {
         let (_, page) = self.offset_and_page(ipa);
         match &self.huge_page(ipa)?.frames {
             Backing::Singles(singles) => Some(singles.page(page)),
-            Backing::None | Backing::Whole(_) => None,
+            Backing::None | Backing::Whole(..) => None,
         }
     }
 
@@ -264,7 +278,7 @@ impl Ram {
         let huge_page = &mut part[index % PART];
         match core::mem::take(&mut huge_page.frames) {
             Backing::None => {}
-            Backing::Whole(frames) => states.fill(frames, |page| is_ready(&huge_page.ready, page)),
+            Backing::Whole(frames, _) => states.fill(frames, |page| is_ready(&huge_page.ready, page)),
             singles @ Backing::Singles(_) => {
                 huge_page.frames = singles;
                 return Err(states);
@@ -280,7 +294,7 @@ impl Ram {
         while at < self.slot.end {
             let huge_page = at.align_down(HUGE_PAGE);
             let next = match self.huge_page(at).map(|huge_page| &huge_page.frames) {
-                Some(Backing::Whole(_)) => return Some(at),
+                Some(Backing::Whole(..)) => return Some(at),
                 Some(Backing::Singles(singles)) => {
                     if singles.page(self.offset_and_page(at).1).has_frame() {
                         return Some(at);
@@ -301,7 +315,7 @@ impl Ram {
     pub(crate) fn with_frames(&self, ipa: Ipa) -> Option<[u64; PAGES as usize / 64]> {
         match &self.huge_page(ipa)?.frames {
             Backing::None => None,
-            Backing::Whole(_) => Some([!0; _]),
+            Backing::Whole(..) => Some([!0; _]),
             Backing::Singles(singles) => {
                 let mut pages = [0; _];
                 for (number, _) in singles.iter().enumerate().filter(|(_, page)| page.has_frame()) {
@@ -322,7 +336,7 @@ impl Ram {
         let huge_pages = self.parts.iter().flatten().flat_map(|part| part.iter());
         let singles = huge_pages.filter_map(|huge_page| match &huge_page.frames {
             Backing::Singles(singles) => Some(singles),
-            Backing::None | Backing::Whole(_) => None,
+            Backing::None | Backing::Whole(..) => None,
         });
         singles.flat_map(|singles| singles.iter())
     }
@@ -332,7 +346,7 @@ impl Ram {
         let huge_pages = self.parts.iter_mut().flatten().flat_map(|part| part.iter_mut());
         let singles = huge_pages.filter_map(|huge_page| match &mut huge_page.frames {
             Backing::Singles(singles) => Some(singles),
-            Backing::None | Backing::Whole(_) => None,
+            Backing::None | Backing::Whole(..) => None,
         });
         singles.flat_map(|singles| singles.iter_mut())
     }
@@ -344,7 +358,7 @@ impl Ram {
         for huge_page in huge_pages {
             match huge_page.frames {
                 Backing::None => {}
-                Backing::Whole(lent) => frames(lent),
+                Backing::Whole(lent, _) => frames(lent),
                 Backing::Singles(singles) => {
                     for page in singles.into_pages() {
                         page.end(&mut discard, &mut frames);
@@ -398,7 +412,8 @@ fn take<'a, P: Platform>(
     let platform = lend.stage2.platform();
     let own = frames.lock(platform).take_data(PAGES);
     let run = own.or_else(|| frames.lock(platform).take_shared(platform))?;
-    huge_page.frames = Backing::Whole(lend.stage2.lend(run, lend.huge_page, lend.slot.clone()));
+    let lent = lend.stage2.lend(run, lend.huge_page, lend.slot.clone());
+    huge_page.frames = Backing::Whole(lent, CleanedPieces::default());
     Some(huge_page)
 }
 
@@ -431,36 +446,64 @@ impl BackedPage<'_> {
         self.make_page_ready(self.offset() / FRAME, platform, features)
     }
 
-    /// Zeroes the pages of the huge page that are not ready, piece by piece. Returns whether there were any; or
-    /// `None` if an interrupt came after a piece and there is another one to zero. What was zeroed then is ready, and
-    /// the next call goes on after it.
-    pub(crate) fn make_huge_page_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> Option<bool> {
-        let mut zeroed = false;
+    /// Zeroes the pages of the huge page that are not ready, piece by piece. With `cleans`, it also cleans the pieces that
+    /// are not noted as cleaned. Returns whether there were pages to zero; or `None` if an interrupt came after a piece and
+    /// there is work on another one. What was done then is noted, and the next call goes on after it.
+    pub(crate) fn make_huge_page_ready<P: Platform>(
+        &mut self,
+        platform: &P,
+        features: &Features,
+        cleans: bool,
+    ) -> Option<bool> {
+        let (mut zeroed, mut worked) = (false, false);
         for first in (0..PAGES).step_by(PIECE as usize) {
             let (word, piece) = ((first / 64) as usize % 8, PIECE_BITS << (first % 64));
             let ready = self.ready[word] & piece;
-            if ready == piece {
+            let is_clean = !cleans || self.cleaned.has(first * FRAME);
+            if ready == piece && is_clean {
                 continue;
             }
-            if zeroed && platform.interrupt_is_pending() {
+            if worked && platform.interrupt_is_pending() {
                 return None;
             }
-            if ready == 0 {
-                self.frames.run().zero_pages(platform, features, first * FRAME, PIECE * FRAME);
-                self.ready[word] |= piece;
-                *self.zeroed += PIECE;
-            } else {
-                for page in first..first + PIECE {
-                    self.make_page_ready(page, platform, features);
-                }
+            worked = true;
+            if ready != piece {
+                self.make_piece_ready(first, ready, platform, features);
+                zeroed = true;
             }
-            zeroed = true;
+            if !is_clean {
+                self.cleaned.clean(platform, features, self.frames.run(), first * FRAME);
+            }
         }
         Some(zeroed)
     }
 
+    /// Zeroes the pages of a piece that are not `ready`, from page `first` on.
+    fn make_piece_ready<P: Platform>(&mut self, first: u64, ready: u64, platform: &P, features: &Features) {
+        if ready != 0 {
+            for page in first..first + PIECE {
+                self.make_page_ready(page, platform, features);
+            }
+            return;
+        }
+        self.frames.run().zero_pages(platform, features, first * FRAME, PIECE * FRAME);
+        self.ready[(first / 64) as usize % 8] |= PIECE_BITS << (first % 64);
+        *self.zeroed += PIECE;
+    }
+
+    /// The pieces of the huge page that were cleaned.
+    pub(crate) fn cleaned(&self) -> CleanedPieces {
+        *self.cleaned
+    }
+
+    /// The page is about to be written past the guest's tables.
+    fn forget_cleaned(&mut self) {
+        self.cleaned.forget(self.offset());
+    }
+
     /// Writes into the page, which is ready.
-    pub(crate) fn write<P: Platform>(&self, platform: &P, offset: u64, bytes: &[u8]) {
+    pub(crate) fn write<P: Platform>(&mut self, platform: &P, offset: u64, bytes: &[u8]) {
+        self.forget_cleaned();
         self.frames.run().write(platform, self.offset() + offset, bytes);
     }
 

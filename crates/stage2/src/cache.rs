@@ -2,7 +2,8 @@
 //! Cache maintenance, only where it is needed.
 //!
 //! The CPU that installs a mapping does its maintenance, after the break and before the make (Wang 2021: clean on map).
-//! So no CPU can use a mapping before its memory is ready.
+//! So no CPU can use a mapping before its memory is ready. A block's memory may be cleaned ahead, in pieces (module
+//! `clean_ahead`).
 //!
 //! **Data caches.** The engine cleans and invalidates the lines to the point of coherency:
 //!
@@ -132,7 +133,9 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     primitive::dsb(platform, Domain::Ish);
 }
 
-fn clean<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) {
+/// Cleans and invalidates memory to the point of coherency.
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn clean<P: Platform>(platform: &P, features: &Features, (pa, size): (Pa, u64)) {
     clean_lines(platform, features, pa, size);
     primitive::dsb(platform, Domain::Ish);
 }

@@ -140,7 +140,8 @@
 //! *The engine* cleans and invalidates (`DC CIVAC`) the lines of
 //!
 //! * a leaf that it is about to make, if the leaf is non-cacheable, or normal memory without FEAT_S2FWB: what the owner wrote
-//!   is in memory then, and no later write-back overwrites what the guest writes;
+//!   is in memory then, and no later write-back overwrites what the guest writes. A caller may have a block's memory cleaned
+//!   before, in pieces ([`CleanedPieces`]), and tells apart what it writes after that;
 //! * such a leaf that goes, after the flush that ends the guest's access: the owner reads what the guest wrote. A single leaf
 //!   is cleaned before it is reported. The leaves of a table that goes as a whole are cleaned before its [`Flushed`] is freed;
 //! * a leaf whose memory type changes at the same address ([`Grant::map`], [`Grant::coalesce`]), between its break and its
@@ -174,6 +175,7 @@ mod address;
 mod age;
 mod attributes;
 mod cache;
+mod clean_ahead;
 mod coalesce;
 mod counts;
 mod dbm;
@@ -219,6 +221,7 @@ mod withdraw;
 pub use address::{Ipa, IpaRange, Pa, Vmid};
 pub use age::Marked;
 pub use attributes::{Access, Attributes, Execute, Memory, Shareability};
+pub use clean_ahead::CleanedPieces;
 pub use coalesce::Coalesced;
 pub use descriptor::Descriptor;
 pub use error::Error;

@@ -189,9 +189,9 @@ impl<'a> Loaded<'a> {
             Ok(Answer::Retry(Done::Mapped { level: Level::L3, first_touch: true })) => {
                 self.cpu.meter.is_for(Purpose::FirstTouch(Level::L3));
             }
-            Ok(Answer::Retry(Done::Mapped { level, first_touch: true })) => self.first_touch(level),
-            Ok(Answer::Retry(Done::Interrupted)) => self.first_touch(Level::L2),
-            Ok(Answer::Retry(Done::Mapped { .. } | Done::Stale)) => {}
+            Ok(Answer::Retry(Done::Mapped { level: Level::L3, .. } | Done::Stale)) => {}
+            Ok(Answer::Retry(Done::Mapped { level, first_touch })) => self.block(level, first_touch),
+            Ok(Answer::Retry(Done::Interrupted)) => self.block(Level::L2, true),
             Ok(Answer::Retry(Done::Widened)) => {
                 if access == AccessKind::Write {
                     self.stats.write_fault();
@@ -207,11 +207,19 @@ impl<'a> Loaded<'a> {
         None
     }
 
-    /// This exit is for the first touch of a block.
+    /// This exit is for a block, perhaps for its first touch.
     #[cold]
     #[inline(never)]
-    fn first_touch(&mut self, level: Level) {
-        if let Err(impossible) = self.cpu.meter.is_for_pieces(Purpose::FirstTouch(level), self.stats) {
+    fn block(&mut self, level: Level, first_touch: bool) {
+        if first_touch {
+            self.cpu.meter.is_for(Purpose::FirstTouch(level));
+        }
+        self.in_pieces();
+    }
+
+    /// This exit may have looked for interrupts.
+    fn in_pieces(&mut self) {
+        if let Err(impossible) = self.cpu.meter.in_pieces(self.stats) {
             self.vm.fail(format_args!("{impossible}"));
         }
     }

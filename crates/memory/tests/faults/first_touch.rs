@@ -87,8 +87,14 @@ fn a_block_is_zeroed_then_cleaned_then_mapped() {
     let record = guest.machine.events();
     let pa = guest.walk(at).unwrap().pa();
     let sees = Event::Sees(at, Some(Sight { level: 2, pa, access: Access::READ_WRITE }));
-    let (zero, clean) = (Event::Zero(pa, HUGE_PAGE), Event::Clean(pa, HUGE_PAGE));
-    assert_eq!(record, [zero, clean, Event::Dsb(Domain::Ish), sees, Event::Dsb(Domain::IshSt)]);
+    // Piece by piece.
+    const PIECE: u64 = 128 << 10;
+    let pieces = (0..HUGE_PAGE / PIECE).flat_map(|piece| {
+        let at = pa + piece * PIECE;
+        [Event::Zero(at, PIECE), Event::Clean(at, PIECE), Event::Dsb(Domain::Ish)]
+    });
+    let expected: Vec<_> = pieces.chain([sees, Event::Dsb(Domain::IshSt)]).collect();
+    assert_eq!(record, expected);
 }
 
 #[test]
