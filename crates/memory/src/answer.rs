@@ -32,6 +32,9 @@ pub enum Done {
     },
     /// A leaf that was mapped already allows more accesses now.
     Widened,
+    /// The same. A dirty log has also begun to have hardware record writes to many pages around. That is long work, and it
+    /// leaves a part for a later fault if an [interrupt is pending](twofold_stage2::Platform::interrupt_is_pending).
+    WidenedAround,
     /// Everything was in place: this CPU's TLB was stale, and is invalidated.
     Stale,
     /// Nothing was mapped yet: an [interrupt is pending](twofold_stage2::Platform::interrupt_is_pending) on this CPU, and

@@ -24,6 +24,7 @@ use twofold_stage2::{
 };
 
 use crate::answer::{Answer, Done};
+use crate::dirty::fault::Around;
 use crate::dirty::log::Running;
 use crate::frames::{FRAME, HUGE_PAGE};
 use crate::guest::{Error, GuestMemory, Pages};
@@ -314,7 +315,7 @@ impl<P: Platform> GuestMemory<P> {
         let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
         if tracked {
             // Hardware records writes to the page. A page that is mapped for a write counts as recorded already.
-            self.note_tracked(slot, page..page + FRAME, running);
+            let _ = self.note_tracked(slot, page..page + FRAME, running);
         } else if write {
             self.note_writes(slot, page..page + FRAME);
         }
@@ -414,7 +415,10 @@ impl<P: Platform> GuestMemory<P> {
             self.end_copy(slot, ipa);
         }
         if let Some((running, log)) = slot.tracking.running_log() {
-            return answer(self.relax_logged(slot, log, ipa, running));
+            return match self.relax_logged(slot, log, ipa, running) {
+                Ok((Relaxed::Widened, Around::Long)) => Ok(Answer::Retry(Done::WidenedAround)),
+                relaxed => answer(relaxed.map(|(relaxed, _)| relaxed)),
+            };
         }
         let relaxed = self.stage2.relax(ipa, Access::READ_WRITE);
         // A log may have started meanwhile, and the leaf may be a page or a block.

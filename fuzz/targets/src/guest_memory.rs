@@ -238,7 +238,7 @@ impl World {
                         self.check_leaf(ipa);
                         self.check_new(ipa);
                     }
-                    Done::Widened => assert!(was_mapped.is_some()),
+                    Done::Widened | Done::WidenedAround => assert!(was_mapped.is_some()),
                     Done::Interrupted => panic!("no interrupt is pending on this machine"),
                     // A log may set DBM on the pages around.
                     Done::Stale => assert!(before == after || self.logs.iter().any(|log| log.runs.is_some())),

@@ -198,6 +198,7 @@ impl<'a> Loaded<'a> {
                     self.cpu.meter.is_for(Purpose::WriteFault);
                 }
             }
+            Ok(Answer::Retry(Done::WidenedAround)) => self.widened_around(),
             Ok(refused @ (Answer::Skip | Answer::ExternalAbort | Answer::Absent)) => {
                 return self.refused(refused, esr, far, ipa);
             }
@@ -214,6 +215,15 @@ impl<'a> Loaded<'a> {
         if first_touch {
             self.cpu.meter.is_for(Purpose::FirstTouch(level));
         }
+        self.in_pieces();
+    }
+
+    /// A write fault that had hardware record writes to many pages.
+    #[cold]
+    #[inline(never)]
+    fn widened_around(&mut self) {
+        self.stats.write_fault();
+        self.cpu.meter.is_for(Purpose::WriteFault);
         self.in_pieces();
     }
 

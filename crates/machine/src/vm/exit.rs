@@ -42,7 +42,11 @@ impl<H: Platform> Vm<H> {
         let Some(fault) = fault else { return Ok(()) };
         let answer = self.memory.fault(&fault);
         match answer.map_err(|error| RunError::Memory { fault, error })? {
-            Answer::Retry(Done::Mapped { .. } | Done::Widened) if fault.access == AccessKind::Write => counted.add(),
+            Answer::Retry(Done::Mapped { .. } | Done::Widened | Done::WidenedAround)
+                if fault.access == AccessKind::Write =>
+            {
+                counted.add()
+            }
             Answer::Retry(_) => {}
             Answer::Skip => guest.skip(),
             Answer::ExternalAbort => guest.raise(external(abort)),

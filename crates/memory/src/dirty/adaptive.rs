@@ -90,6 +90,13 @@ impl Heat {
         Some(first..first + pages)
     }
 
+    /// The pages of the last [`fault`](Self::fault) at `page` were left to the next one, in part: if they were a group's, the
+    /// next fault there returns them again.
+    pub(super) fn left_over(&self, page: u64) {
+        let round = self.round.load(Ordering::Relaxed) & u64::from(u32::MAX);
+        self.groups[(page / GROUP_PAGES) as usize].store(round << 32 | (GROUP - 1), Ordering::Relaxed);
+    }
+
     /// Begins a round.
     pub(super) fn next_round(&self) {
         let round = self.round.load(Ordering::Relaxed).wrapping_add(1);
@@ -184,6 +191,19 @@ mod tests {
         let tracked: Vec<_> = faults.filter_map(|(section, tracked)| Some((section, tracked?))).collect();
         assert_eq!(tracked[0], (TABLE - 1, 0..TABLE_PAGES));
         assert!(tracked.contains(&(GROUP - 1, 0..GROUP_PAGES)), "{tracked:?}");
+    }
+
+    #[test]
+    fn what_was_left_over_of_a_group_is_returned_again() {
+        let heat = heat();
+        let last = (0..GROUP).map(|section| heat.fault(section * WORD_PAGES)).last().unwrap();
+        assert_eq!(last, Some(0..GROUP_PAGES));
+        heat.left_over(0);
+        assert_eq!(heat.fault(GROUP_PAGES - 1), Some(0..GROUP_PAGES));
+        assert_ne!(heat.fault(GROUP_PAGES - 1), Some(0..GROUP_PAGES));
+        heat.left_over(0);
+        heat.next_round();
+        assert_ne!(heat.fault(GROUP_PAGES - 1), Some(0..GROUP_PAGES), "in this round only");
     }
 
     #[test]

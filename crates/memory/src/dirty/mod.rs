@@ -41,6 +41,8 @@
 //! * D6: execute a full fence, and read again which log runs. If it is not the log of D1, clear DBM, set the bits of
 //!   the pages that hardware recorded, and flush.
 //!
+//! Many pages take D5 and D6 a part at a time, and a fault that an interrupt stops leaves the other parts without DBM.
+//!
 //! **A start**, with the log's lock:
 //!
 //! * D7: clear all sections' bits. Clear all pages' bits; with [`all_dirty`](LogOptions::all_dirty), set them.
@@ -104,7 +106,7 @@ mod adaptive;
 mod bits;
 mod blocks;
 mod clear;
-mod fault;
+pub(crate) mod fault;
 mod get;
 pub(crate) mod log;
 mod options;

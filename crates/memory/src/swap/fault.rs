@@ -65,7 +65,9 @@ impl<P: Platform> GuestMemory<P> {
         let attributes = self.ram_attributes(write, fault.access == AccessKind::Execute, tracked);
         let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
         match running {
-            Some(running) if tracked => self.note_tracked(slot, page..page + FRAME, running),
+            Some(running) if tracked => {
+                let _ = self.note_tracked(slot, page..page + FRAME, running);
+            }
             _ if write => self.note_writes(slot, page..page + FRAME),
             _ => {}
         }

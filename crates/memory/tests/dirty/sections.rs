@@ -97,6 +97,31 @@ fn adaptive_sets_dbm_on_more_where_more_is_written_and_ends_what_is_cold() {
     world.check_reported([0]);
 }
 
+/// Where DBM is set on a whole group, a pending interrupt ends the fault, and the next fault there goes on. No write is
+/// lost meanwhile.
+#[test]
+fn adaptive_leaves_the_rest_of_a_group_to_the_next_faults() {
+    const COUNT: u64 = 4300;
+    const AT_ONCE: u64 = 1024;
+    for interrupted in [false, true] {
+        let mut world = World::with(FEATURES, Pages::Small, START, COUNT, 64);
+        world.write_all(0..COUNT);
+        world.start(LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Adaptive) });
+        world.guest.machine.set_interrupt_hook(move || interrupted);
+        let mut written: Vec<_> = (0..8).map(|table| 512 * table).collect();
+        world.write_all(written.clone());
+        let mut end = if interrupted { AT_ONCE } else { COUNT };
+        assert_eq!(tracked(&world), Vec::from_iter(0..end), "interrupted: {interrupted}");
+        for page in COUNT - 9..COUNT {
+            assert_eq!(world.write(page), usize::from(end < COUNT), "page {page}");
+            end = COUNT.min(end + AT_ONCE);
+            assert_eq!(tracked(&world).iter().filter(|page| **page < COUNT - 9).count() as u64, end.min(COUNT - 9));
+            written.push(page);
+        }
+        world.check_reported(written);
+    }
+}
+
 /// Pages of a hardware-tracked section that were mapped, or that faulted, after DBM was set on the others.
 #[test]
 fn adaptive_tells_of_pages_that_are_not_tracked_in_a_section_that_is() {

@@ -66,7 +66,7 @@ pub fn maintenance(guest: &RunningGuest, ipa: Ipa, answer: Answer, before: Optio
             assert_eq!(before, None);
             assert!(record.ends_with(&[Event::Dsb(Domain::IshSt)]), "not visible to walks: {record:?}");
         }
-        Answer::Retry(Done::Widened | Done::Stale) => match before {
+        Answer::Retry(Done::Widened | Done::WidenedAround | Done::Stale) => match before {
             // A leaf that is gone may still be in this CPU's TLB.
             None => assert_eq!((record, after), (&local_invalidation_at(ipa.align_down(PAGE), None)[..], None)),
             Some(leaf) => {
