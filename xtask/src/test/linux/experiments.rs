@@ -74,6 +74,29 @@ pub fn combined_is_worth_it(suite: &Suite) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// No exit of an experiment keeps interrupts masked for more than `most` instructions, except for the calls by which its
+/// guest measures itself: with each tracker, and where EL2 cleans the blocks that it maps.
+pub fn masked(suite: &Suite, most: u64) -> anyhow::Result<()> {
+    let log = |tracker| Program::DirtyLog(DirtyLog { tracker, ..DirtyLog::default() });
+    let mut experiments = Vec::new();
+    for tracker in 0..TRACKERS.len() {
+        experiments.push(experiment(log(tracker), "p40v48-4k", Pages::Small)?);
+        experiments.push(experiment(log(tracker), "p40v48-4k", Pages::Auto)?);
+    }
+    let blocks = Program::PageTable(PageTable { block: BLOCK, chunk: 0, coalesce: true });
+    experiments.push(Experiment { forced_write_back: false, ..experiment(blocks, "p40v48-4k", Pages::Auto)? });
+    for experiment in experiments {
+        let counted = run(suite, &experiment, machine::CPU_DEFAULT)?;
+        let stretches: Vec<_> = counted.report.under("longest_masked").collect();
+        ensure!(stretches.iter().any(|(_, instructions)| *instructions > 300), "{experiment:?}: {stretches:?}");
+        for (key, instructions) in stretches {
+            let is_call = ["hvc", "phase"].contains(&key);
+            ensure!(is_call || instructions <= most, "{experiment:?}: {key} masks for {instructions} instructions");
+        }
+    }
+    Ok(())
+}
+
 /// Equal experiments have equal figures.
 pub fn repeat(suite: &Suite) -> anyhow::Result<()> {
     let log = Program::DirtyLog(DirtyLog { tracker: TRACKERS.len() - 1, ..DirtyLog::default() });

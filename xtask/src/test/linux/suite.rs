@@ -128,9 +128,14 @@ impl Suite {
     }
 
     pub fn counted(&self, pages: &str, name: &str) -> anyhow::Result<Value> {
+        self.counted_on(machine::CPU_DEFAULT, pages, name)
+    }
+
+    /// The same, on another model of CPU.
+    pub fn counted_on(&self, cpu: &str, pages: &str, name: &str) -> anyhow::Result<Value> {
         let path = self.path(name);
         let file = path.to_str().context("the target directory's name is not Unicode")?;
-        self.run(&["--check", "--count", "--guest", "linux", "--pages", pages, "--json", file])?;
+        self.run(&["--check", "--count", "--guest", "linux", "--cpu", cpu, "--pages", pages, "--json", file])?;
         Ok(serde_json::from_slice(&fs::read(&path)?)?)
     }
 
