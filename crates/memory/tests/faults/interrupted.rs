@@ -170,6 +170,7 @@ fn a_huge_page_that_is_cleared_is_cleaned_again() {
     for round in 0..2 {
         guest.machine.watch(BASE, Some(ZEROES.to_vec()));
         assert_eq!(fault_until_mapped(&mut guest), PIECES, "round {round}");
+        assert_eq!(cleaned(&mut guest), all_pieces(), "round {round}");
         guest.memory.write(BASE, &[7]).unwrap();
         guest.memory.clear(slot, BASE..BASE + HUGE_PAGE).unwrap();
         guest.machine.events();
