@@ -32,6 +32,6 @@ pub use access::Width;
 pub use line::InterruptLine;
 pub use pl011::Pl011;
 pub use pl031::Pl031;
-pub use ram::{GuestRam, RamError};
+pub use ram::{Barrier, GuestRam, RamError};
 pub use state::StateError;
 pub use stolen_time::StolenTime;
