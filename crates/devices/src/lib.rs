@@ -27,6 +27,7 @@ pub mod ram;
 pub mod state;
 pub mod stolen_time;
 pub mod vgic;
+pub mod virtio;
 
 pub use access::Width;
 pub use line::InterruptLine;
