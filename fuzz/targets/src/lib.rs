@@ -26,6 +26,7 @@
 //! | `trace` | a trace's lines |
 //! | `size` | sizes on the command line |
 //! | `vgic`, `vgic_state` | a guest's use of its interrupt controller; a state of one |
+//! | `virtio` | a guest's registers and queues of a disk, a console, a network card, and a source of random bytes; their states |
 
 mod any;
 mod arguments;
@@ -48,6 +49,7 @@ mod size;
 mod syndrome;
 mod trace;
 mod vgic;
+mod virtio;
 
 /// The machines of the engine's and the memory's own tests.
 #[path = "../../../crates/memory/tests/machine/mod.rs"]
@@ -81,12 +83,13 @@ pub use size::size;
 pub use syndrome::syndrome;
 pub use trace::trace;
 pub use vgic::{vgic, vgic_state};
+pub use virtio::virtio;
 
 /// A target: its name and its function. Its corpus and its cargo-fuzz program have the same name.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 25] = [
     ("arguments", arguments),
     ("board", board),
     ("bundle", bundle),
@@ -111,4 +114,5 @@ pub const TARGETS: [Target; 24] = [
     ("trace", trace),
     ("vgic", vgic),
     ("vgic_state", vgic_state),
+    ("virtio", virtio),
 ];
