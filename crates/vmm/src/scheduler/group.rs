@@ -105,6 +105,12 @@ impl Group {
         self.tick * u64::from(self.runnable.max(1))
     }
 
+    /// The virtual time in a tick of one entity, if no other one of the group can run.
+    #[inline(always)]
+    pub(super) fn least_rate(&self) -> u64 {
+        self.tick
+    }
+
     /// The group's clock at this contended time.
     pub(super) fn clock(&self, contended: Ticks) -> Virtual {
         self.clock + Virtual::from(contended - self.at) * Virtual::from(self.rate())

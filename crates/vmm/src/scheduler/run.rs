@@ -82,12 +82,14 @@ impl Scheduler {
         let this = &mut self.cpus[cpu];
         let next = this.waiting.only()?;
         let running = this.running?;
+        let next_group = self.entities[next.entity.0 as usize].group;
+        let least = Virtual::from(self.slice) * Virtual::from(self.groups[next_group.0 as usize].least_rate());
         let blocked = &mut self.entities[running.entity.0 as usize];
         let group = &mut self.groups[blocked.group.0 as usize];
         let clock = group.clock(contended);
         let virtual_time = blocked.virtual_time + (clock - running.clock);
-        // A lift, as in `settle`, depends on how many entities of the group could run until now.
-        if blocked.is_woken || virtual_time < next.virtual_time {
+        // `settle` lifts one that is ahead of the first by more than a slice.
+        if blocked.is_woken || virtual_time + least < next.virtual_time {
             return None;
         }
         blocked.virtual_time = virtual_time;
