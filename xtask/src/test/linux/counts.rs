@@ -117,7 +117,7 @@ pub fn exits(suite: &Suite) -> anyhow::Result<()> {
 }
 
 /// Events whose target is not reached, and what they take at most now.
-const REACHED: [(Event, u64); 1] = [(SWITCH, 900)];
+const REACHED: [(Event, u64); 1] = [(SWITCH, 770)];
 
 /// Compares two counted runs of the same image. The figures of the budget tests are not reused, because the image may
 /// have been rebuilt since.
