@@ -227,7 +227,7 @@ const EXCUSED: &[Excused] = &[
     excused(DIRTY_FAULT, "GuestMemory::relax_logged: then.sets_dbm_around() => true", SETS_DBM),
     excused(
         DIRTY_FAULT,
-        "GuestMemory::set_dbm_around: sections.clone().all(|section| log.tracked.is_set(section)) => false",
+        "GuestMemory::set_dbm_around: !sections.clone().all(|section| log.tracked.is_set(section)) => true",
         "a hardware-tracked word that becomes hardware-tracked again does not change",
     ),
     excused(
@@ -286,10 +286,11 @@ const EXCUSED: &[Excused] = &[
     excused(FRAMES, "Range::give: self.maps[at].free() == PAGES => true", ANY_MAP),
     excused(
         RAM,
-        "BackedPage::make_huge_page_ready: ready == 0 => false",
+        "BackedPage::make_piece_ready: ready != 0 => true",
         "the pages are zeroed one by one, with the same result",
     ),
     excused(RAM, "BackedPage::make_huge_page_ready: 8 => 9", "2 MiB have 512 pages, so first / 64 is below 8"),
+    excused(RAM, "BackedPage::make_piece_ready: 8 => 9", "2 MiB have 512 pages, so first / 64 is below 8"),
     excused(RAM, "BackedPage::make_page_ready: 8 => 9", "2 MiB have 512 pages, so page / 64 is below 8"),
     excused(SLOTS, "Slots::add: 1 => 2", "slot numbers are only compared for equality"),
     excused(
