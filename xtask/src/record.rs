@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
-use twofold_launch::{Control, GuestSettings, Pages, machine};
+use twofold_launch::{Control, Devices, GuestSettings, Pages, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::steps::Steps;
@@ -75,6 +75,7 @@ fn guest(kernel: PathBuf, initrd: PathBuf) -> GuestSettings {
     GuestSettings {
         name: NAME_DEFAULT.to_owned(),
         weight: WEIGHT_DEFAULT,
+        firmware: None,
         kernel,
         initrd: Some(initrd),
         // `nokaslr` makes equal runs equal, like every other setting here.
@@ -83,6 +84,7 @@ fn guest(kernel: PathBuf, initrd: PathBuf) -> GuestSettings {
         cpus: 1,
         pages: Pages::Auto,
         flags: 0,
+        devices: Devices::default(),
         test: None,
         policies: Policies::default(),
     }

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use twofold_abi::bundle::flags;
 use twofold_launch::check::CHECK_OK;
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
-use twofold_launch::{GuestSettings, Outcome, Pages, Qemu, bundle, machine};
+use twofold_launch::{Devices, GuestSettings, Outcome, Pages, Qemu, bundle, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::{Choice, Kind, Selected};
@@ -59,6 +59,7 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
     let guest = GuestSettings {
         name: NAME_DEFAULT.to_owned(),
         weight: WEIGHT_DEFAULT,
+        firmware: None,
         kernel: workspace.image(build::GUEST.name),
         initrd: None,
         command_line: "touch=64M".to_owned(),
@@ -66,6 +67,7 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
         cpus: 1,
         pages: Pages::Small,
         flags: flags::COUNT,
+        devices: Devices::default(),
         test: None,
         policies: Policies::default(),
     };
@@ -200,6 +202,7 @@ fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathB
     GuestSettings {
         name: options.name.clone(),
         weight: options.weight,
+        firmware: None,
         kernel,
         initrd,
         command_line: command_line(options.kernel.is_some(), options.append.as_deref(), mode),
@@ -207,6 +210,7 @@ fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathB
         cpus: options.cpus,
         pages: options.pages.into(),
         flags: image_flags(options, mode),
+        devices: Devices::default(),
         test: None,
         policies: Policies::default(),
     }

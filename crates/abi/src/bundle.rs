@@ -11,7 +11,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The first eight bytes of a bundle; the last one is the version of this layout.
-pub const MAGIC: [u8; 8] = *b"TWOFOLD\x03";
+pub const MAGIC: [u8; 8] = *b"TWOFOLD\x04";
 /// Alignment, in the file, of kernels and initrds: 4 KiB.
 pub const ALIGN: u64 = 4096;
 /// The most guests in a bundle.
@@ -26,6 +26,17 @@ pub const WEIGHT_MAX: u32 = 1024;
 pub const WEIGHT_DEFAULT: u32 = 64;
 /// The most bytes that a guest's command line may have, without its terminating zero.
 pub const COMMAND_LINE_MAX: usize = 2047;
+
+/// The most disks of a guest.
+pub const DISKS_MAX: usize = 4;
+/// The most network cards of a guest.
+pub const NETS_MAX: usize = 4;
+/// The most networks of an image.
+pub const NETWORKS_MAX: u32 = 16;
+/// Bytes of a sector, the unit of disks.
+pub const SECTOR: u64 = 512;
+/// The most bytes of a firmware: the size of the flash in which it is.
+pub const FIRMWARE_MAX: u64 = 64 << 20;
 
 /// Bits of [`Header::flags`]. They apply to the image, and so to each of its guests.
 pub mod flags {
@@ -55,6 +66,28 @@ pub mod pages {
     pub const SMALL: u32 = 1;
     /// Blocks: the start is refused if some memory cannot be mapped by 2 MiB at least.
     pub const BLOCKS: u32 = 2;
+}
+
+/// Bits of [`Guest::devices`]: virtio devices beside disks and network cards.
+pub mod devices {
+    /// A virtio console, beside the UART.
+    pub const CONSOLE: u32 = 1 << 0;
+    /// A source of random bytes.
+    pub const RANDOM: u32 = 1 << 1;
+    /// All bits that have a meaning.
+    pub const ALL: u32 = CONSOLE | RANDOM;
+}
+
+/// Values of [`Disk::kind`], and bits of [`Disk::flags`].
+pub mod disk {
+    /// A disk of the machine, or a part of one.
+    pub const HOST: u32 = 1;
+    /// Memory that begins as zeros and is lost with the guest's end.
+    pub const MEMORY: u32 = 2;
+    /// The guest may not write.
+    pub const READ_ONLY: u32 = 1 << 0;
+    /// The most bytes of a serial number.
+    pub const ID_MAX: usize = 20;
 }
 
 /// The bits of [`Header::policies`] that have a meaning. `twofold_workload::policies` encodes them.
@@ -100,6 +133,11 @@ pub struct Guest {
     pub initrd_offset: U64,
     /// Size of the initrd in bytes; 0 for none.
     pub initrd_size: U64,
+    /// Where the firmware starts, a multiple of [`ALIGN`].
+    pub firmware_offset: U64,
+    /// Size of the firmware in bytes, at most [`FIRMWARE_MAX`]. If it is not 0, the guest starts in the firmware, and has
+    /// neither kernel nor initrd.
+    pub firmware_size: U64,
     /// Where the test memory starts. No device tree lists this RAM; the command line gives its place to an experiment's
     /// guest. A log that the guest controls ([`vendor`](crate::vendor)) covers this memory.
     pub test_start: U64,
@@ -111,8 +149,48 @@ pub struct Guest {
     /// gets its memory at the start, and its size is a power of two of bytes. 0: a slot gets memory as the guest
     /// touches it, like the guest's own RAM.
     pub test_leaf: U32,
+    /// See [`devices`].
+    pub devices: U32,
+    /// How many of `disk` are the guest's, from the first on.
+    pub disks: U32,
+    /// How many of `net` are the guest's, from the first on.
+    pub nets: U32,
+    /// Its disks.
+    pub disk: [Disk; DISKS_MAX],
+    /// Its network cards.
+    pub net: [Net; NETS_MAX],
     /// Bytes used of `command_line`.
     pub command_line_size: U32,
     /// The guest's command line, not terminated when full.
     pub command_line: [u8; COMMAND_LINE_MAX + 1],
+}
+
+/// A disk of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Disk {
+    /// See [`disk`].
+    pub kind: U32,
+    /// See [`disk`].
+    pub flags: U32,
+    /// The serial number by which the guest knows it, and the hypervisor a [host's](disk::HOST): printable ASCII, padded
+    /// with zeros. A host's disk has at least one character.
+    pub id: [u8; disk::ID_MAX],
+    /// Its first sector on the host's disk; 0 for memory.
+    pub start: U64,
+    /// Its size in sectors of [`SECTOR`] bytes; 0: from `start` to the end of the host's disk.
+    pub sectors: U64,
+}
+
+/// A network card of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Net {
+    /// The network that it is plugged into, below [`NETWORKS_MAX`]. Cards of one network reach each other.
+    pub network: U32,
+    /// Its address. It is that of one card; bit 0 of its first byte, which marks groups, is 0.
+    pub mac: [u8; 6],
+    /// The address of the machine's card that joins this network with one outside; zeros for none. All cards of a
+    /// network have the same.
+    pub uplink: [u8; 6],
 }

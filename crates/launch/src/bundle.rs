@@ -10,10 +10,13 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use twofold_abi::bundle::{self, ALIGN, COMMAND_LINE_MAX, GUESTS_MAX, Header, NAME_MAX, VCPUS_MAX};
+use twofold_abi::bundle::{
+    self, ALIGN, COMMAND_LINE_MAX, DISKS_MAX, GUESTS_MAX, Header, NAME_MAX, NETS_MAX, NETWORKS_MAX, VCPUS_MAX,
+};
 use twofold_abi::virt::MAX_CPUS;
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
+use crate::devices::{self, Devices};
 use crate::guest::{GuestError, GuestSettings, MEMORY_MAX};
 use crate::image::ImageError;
 use crate::initrd::InitrdError;
@@ -41,8 +44,9 @@ impl Bundle {
         let head_size = size_of::<Header>() + size_of::<bundle::Guest>() * guests.len();
         let mut contents = Contents { path, file, stored: Vec::new(), end: align(head_size as u64) };
         let mut head = header(guests).as_bytes().to_vec();
-        for guest in guests {
-            let record = contents.add(guest).map_err(|why| named(guests, guest, why))?;
+        for (number, guest) in guests.iter().enumerate() {
+            let parts = contents.add(guest).map_err(|why| named(guests, guest, why))?;
+            let record = record(guests, number, parts);
             head.extend_from_slice(record.as_bytes());
         }
         let Contents { mut file, end: size, .. } = contents;
@@ -82,6 +86,10 @@ pub fn check_settings(guests: &[GuestSettings]) -> Result<(), GuestError> {
     let memory = guests.iter().map(|guest| guest.memory).sum();
     if memory > MEMORY_MAX {
         return Err(GuestError::MemoryTogether(memory));
+    }
+    let networks = devices::networks(guests).len();
+    if networks > NETWORKS_MAX as usize {
+        return Err(GuestError::NetworksTogether(networks));
     }
     Ok(())
 }
@@ -129,9 +137,23 @@ struct Part {
     size: u64,
 }
 
+/// What is in the file for a guest.
+struct Parts {
+    kernel: Part,
+    initrd: Part,
+    firmware: Part,
+}
+
 impl Contents<'_> {
-    /// Stores what a guest has, unless it is there already. Returns the guest's record.
-    fn add(&mut self, guest: &GuestSettings) -> Result<bundle::Guest, GuestError> {
+    /// Stores what a guest has, unless it is there already.
+    fn add(&mut self, guest: &GuestSettings) -> Result<Parts, GuestError> {
+        let none = Part { offset: self.end, size: 0 };
+        if let Some(path) = &guest.firmware {
+            let unreadable = |why| ImageError::Unreadable { path: path.clone(), why };
+            let file = File::open(path).map_err(unreadable)?;
+            let size = file.metadata().map_err(unreadable)?.len();
+            return Ok(Parts { kernel: none, initrd: none, firmware: self.store(file, size)? });
+        }
         let unreadable = |why| ImageError::Unreadable { path: guest.kernel.clone(), why };
         let kernel_file = File::open(&guest.kernel).map_err(unreadable)?;
         let kernel_size = kernel_file.metadata().map_err(unreadable)?.len();
@@ -143,7 +165,7 @@ impl Contents<'_> {
             }
             None => Part { offset: self.end, size: 0 },
         };
-        Ok(record(guest, kernel, initrd))
+        Ok(Parts { kernel, initrd, firmware: none })
     }
 
     fn store(&mut self, mut from: File, size: u64) -> Result<Part, GuestError> {
@@ -163,11 +185,23 @@ impl Contents<'_> {
     }
 }
 
-fn record(guest: &GuestSettings, kernel: Part, initrd: Part) -> bundle::Guest {
+/// The record of the guest of this number.
+fn record(guests: &[GuestSettings], number: usize, Parts { kernel, initrd, firmware }: Parts) -> bundle::Guest {
+    let guest = &guests[number];
     let mut name = [0; NAME_MAX + 1];
     name[..guest.name.len()].copy_from_slice(guest.name.as_bytes());
     let mut command_line = [0; COMMAND_LINE_MAX + 1];
     command_line[..guest.command_line.len()].copy_from_slice(guest.command_line.as_bytes());
+    let Devices { has_console, has_random, disks, nets } = &guest.devices;
+    let bit = |is_set: &bool, bit| if *is_set { bit } else { 0 };
+    let mut disk: [bundle::Disk; DISKS_MAX] = FromZeros::new_zeroed();
+    for ((place, record), settings) in disk.iter_mut().enumerate().zip(disks) {
+        *record = devices::disk(number, place, settings);
+    }
+    let mut net: [bundle::Net; NETS_MAX] = FromZeros::new_zeroed();
+    for ((place, record), network) in net.iter_mut().enumerate().zip(nets) {
+        *record = devices::net(guests, number, place, network);
+    }
     bundle::Guest {
         name,
         weight: guest.weight.into(),
@@ -179,6 +213,13 @@ fn record(guest: &GuestSettings, kernel: Part, initrd: Part) -> bundle::Guest {
         kernel_size: kernel.size.into(),
         initrd_offset: initrd.offset.into(),
         initrd_size: initrd.size.into(),
+        firmware_offset: firmware.offset.into(),
+        firmware_size: firmware.size.into(),
+        devices: (bit(has_console, bundle::devices::CONSOLE) | bit(has_random, bundle::devices::RANDOM)).into(),
+        disks: (disks.len() as u32).into(),
+        nets: (nets.len() as u32).into(),
+        disk,
+        net,
         test_start: guest.test.map_or(0, |test| test.start()).into(),
         test_size: guest.test.map_or(0, |test| test.size).into(),
         test_slots: guest.test.map_or(0, |test| test.slots).into(),

@@ -11,6 +11,7 @@ use twofold_abi::exits::{
 };
 use twofold_workload::policies::Policies;
 
+use crate::devices::Devices;
 use crate::experiment::{ExperimentError, Platform};
 use crate::guest::{GuestSettings, NAME_DEFAULT, Pages, WEIGHT_DEFAULT};
 use crate::verdict::Verdict;
@@ -77,6 +78,7 @@ fn of_guest(count: u64, cpus: u32, on: &Platform<'_>) -> Result<Vec<EventCost>, 
     let guest = GuestSettings {
         name: NAME_DEFAULT.to_owned(),
         weight: WEIGHT_DEFAULT,
+        firmware: None,
         kernel: on.guest.to_owned(),
         initrd: None,
         command_line: format!("exits={count}"),
@@ -84,6 +86,7 @@ fn of_guest(count: u64, cpus: u32, on: &Platform<'_>) -> Result<Vec<EventCost>, 
         cpus,
         pages: Pages::Auto,
         flags: 0,
+        devices: Devices::default(),
         test: None,
         policies: Policies::default(),
     };

@@ -20,6 +20,7 @@ use twofold_workload::policies::Policies;
 use twofold_workload::stage1::{Layout, Leaves, RangeError, Unsupported};
 
 use crate::bundle::Bundle;
+use crate::devices::Devices;
 use crate::guest::{GuestError, GuestSettings, NAME_DEFAULT, PAGE_SIZE, Pages, TestMemory, WEIGHT_DEFAULT, size};
 use crate::machine::{Loaded, Machine};
 use crate::outcome::Outcome;
@@ -285,6 +286,7 @@ impl Experiment {
         let guest = GuestSettings {
             name: NAME_DEFAULT.to_owned(),
             weight: WEIGHT_DEFAULT,
+            firmware: None,
             kernel: kernel.to_owned(),
             initrd: None,
             command_line,
@@ -292,6 +294,7 @@ impl Experiment {
             cpus: 1,
             pages: self.pages,
             flags: flags::COUNT | flags::MEASURE | cache,
+            devices: Devices::default(),
             test: Some(test),
             policies: self.policies,
         };

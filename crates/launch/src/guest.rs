@@ -4,14 +4,18 @@
 //! Invariant: settings that pass [`check`](GuestSettings::check) are not refused later because of what they are by
 //! themselves. Whether several guests are possible together is a question of [`bundle`](crate::bundle).
 
-use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use thiserror::Error;
-use twofold_abi::bundle::{self, COMMAND_LINE_MAX, GUESTS_MAX, NAME_MAX, VCPUS_MAX, WEIGHT_MAX};
+use twofold_abi::bundle::{
+    self, COMMAND_LINE_MAX, DISKS_MAX, FIRMWARE_MAX, GUESTS_MAX, NAME_MAX, NETS_MAX, NETWORKS_MAX, SECTOR, VCPUS_MAX,
+    WEIGHT_MAX,
+};
 use twofold_abi::virt::{MAX_CPUS, RAM_BASE};
 use twofold_workload::policies::Policies;
 
+use crate::devices::{Backing, Devices};
 use crate::image::{Image, ImageError};
 use crate::initrd::{self, InitrdError};
 use crate::layout::{DoesNotFit, Layout};
@@ -79,6 +83,8 @@ pub struct GuestSettings {
     pub name: String,
     /// The guest's share of busy CPUs, in relation to the weights of other guests: 1 to [`WEIGHT_MAX`].
     pub weight: u32,
+    /// A firmware in which the guest starts: then it has neither kernel nor initrd.
+    pub firmware: Option<PathBuf>,
     /// An uncompressed arm64 Image.
     pub kernel: PathBuf,
     /// The initrd, if there is one.
@@ -93,6 +99,8 @@ pub struct GuestSettings {
     pub pages: Pages,
     /// Bits of [`bundle::flags`], the same for all guests of an image.
     pub flags: u32,
+    /// Its virtio devices.
+    pub devices: Devices,
     /// Test memory; a guest gets its place by the command line.
     pub test: Option<TestMemory>,
     /// Each technique, or its baseline, the same for all guests of an image. Only an image with the feature `baselines` has baselines.
@@ -174,6 +182,37 @@ pub enum GuestError {
         /// Guest RAM in bytes.
         memory: u64,
     },
+    /// The firmware is unreadable.
+    #[error("`--firmware {path}`: {why}")]
+    UnreadableFirmware {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        why: io::Error,
+    },
+    /// The firmware is empty, or larger than the flash.
+    #[error(
+        "`--firmware {path}`: the file has {size} bytes, and the flash takes 1 byte to {max}M; give U-Boot's u-boot.bin \
+         for qemu_arm64, or the like", max = FIRMWARE_MAX >> 20
+    )]
+    Firmware {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+    },
+    /// Too many disks.
+    #[error("{0} disks are not possible; give at most {DISKS_MAX} (`--disk`)")]
+    Disks(usize),
+    /// A disk in memory that is no whole number of sectors, or empty.
+    #[error("a disk of {0} bytes in memory is not possible; give a multiple of {SECTOR} bytes (`--disk memory:SIZE`)")]
+    MemoryDisk(u64),
+    /// Too many network cards.
+    #[error("{0} network cards are not possible; give at most {NETS_MAX} (`--net`)")]
+    Nets(usize),
+    /// Too many networks of all guests together.
+    #[error("the guests have {0} networks together; give them at most {NETWORKS_MAX} (`--net`)")]
+    NetworksTogether(usize),
     /// No guest, or too many.
     #[error("{0} guests are not possible; give 1 to {GUESTS_MAX} (`--guest`)")]
     Guests(usize),
@@ -232,18 +271,26 @@ impl TestMemory {
 }
 
 impl GuestSettings {
-    /// Bytes of machine memory that the guest takes, with its test memory and the cost of aligning that.
+    /// Bytes of machine memory that the guest takes, with its disks in memory, its test memory and the cost of aligning that.
     pub fn total_memory(&self) -> u64 {
         let test = self.test.map_or(0, |test| match test.leaf {
             Some(_) => test.size.saturating_add(test.slot_size()),
             None => test.size,
         });
-        self.memory.saturating_add(test)
+        let disks = self.devices.disks.iter().map(|disk| match disk.backing {
+            Backing::Memory(bytes) => bytes,
+            Backing::File(_) => 0,
+        });
+        disks.fold(self.memory.saturating_add(test), u64::saturating_add)
     }
 
     /// Makes all checks that are possible on the host, and returns the layout.
     pub fn check(&self) -> Result<Layout, GuestError> {
         self.check_settings()?;
+        if let Some(path) = &self.firmware {
+            check_firmware(path)?;
+            return Ok(Layout::of_firmware());
+        }
         let image = Image::open(&self.kernel)?;
         let layout = Layout::new(&image, self.initrd_size()?, self.memory)?;
         self.initrd.as_deref().map_or(Ok(()), initrd::check)?;
@@ -284,6 +331,20 @@ impl GuestSettings {
         if let Some(test) = self.test.filter(|test| !test.is_possible(memory)) {
             return Err(GuestError::TestMemory { test, memory });
         }
+        let Devices { disks, nets, .. } = &self.devices;
+        if disks.len() > DISKS_MAX {
+            return Err(GuestError::Disks(disks.len()));
+        }
+        for disk in disks {
+            if let Backing::Memory(bytes) = disk.backing
+                && (bytes == 0 || !bytes.is_multiple_of(SECTOR))
+            {
+                return Err(GuestError::MemoryDisk(bytes));
+            }
+        }
+        if nets.len() > NETS_MAX {
+            return Err(GuestError::Nets(nets.len()));
+        }
         if self.command_line.len() > COMMAND_LINE_MAX {
             return Err(GuestError::CommandLineTooLong(self.command_line.len()));
         }
@@ -298,10 +359,17 @@ impl GuestSettings {
     }
 }
 
+fn check_firmware(path: &Path) -> Result<(), GuestError> {
+    let size = fs::metadata(path).map_err(|why| GuestError::UnreadableFirmware { path: path.to_owned(), why })?.len();
+    let is_possible = (1..=FIRMWARE_MAX).contains(&size);
+    if is_possible { Ok(()) } else { Err(GuestError::Firmware { path: path.to_owned(), size }) }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use std::fs::{self, File};
+    use crate::devices::{Disk, Network};
+    use std::fs::File;
     use twofold_abi::bundle::flags;
 
     /// The files of guests, in a directory of their own.
@@ -335,6 +403,7 @@ pub(crate) mod tests {
             GuestSettings {
                 name: NAME_DEFAULT.to_owned(),
                 weight: WEIGHT_DEFAULT,
+                firmware: None,
                 kernel: self.write("kernel", &kernel),
                 initrd: Some(self.write("initrd", &initrd)),
                 command_line: "console=ttyAMA0".to_owned(),
@@ -342,6 +411,7 @@ pub(crate) mod tests {
                 cpus: 2,
                 pages: Pages::Small,
                 flags: flags::COUNT,
+                devices: Devices::default(),
                 test: None,
                 policies: Policies::default(),
             }
@@ -358,6 +428,7 @@ pub(crate) mod tests {
     #[test]
     fn bad_settings_are_refused_with_advice() {
         let files = GuestFiles::new();
+        let disk = |bytes| Disk { backing: Backing::Memory(bytes), is_read_only: false };
         let cases = [
             (refused(&files, |guest| guest.memory = 32 << 20), "at least 64M"),
             (refused(&files, |guest| guest.memory = 1 << 40), "at most 255G"),
@@ -371,6 +442,10 @@ pub(crate) mod tests {
             ),
             (refused(&files, |guest| guest.cpus = 0), "1 to 64"),
             (refused(&files, |guest| guest.cpus = 65), "1 to 64"),
+            (refused(&files, |guest| guest.devices.nets = vec![Network::Inner; 5]), "5 network cards"),
+            (refused(&files, |guest| guest.devices.disks = vec![disk(512); 5]), "5 disks are not possible"),
+            (refused(&files, |guest| guest.devices.disks = vec![disk(100)]), "a disk of 100 bytes in memory"),
+            (refused(&files, |guest| guest.devices.disks = vec![disk(0)]), "a multiple of 512 bytes"),
             (refused(&files, |guest| guest.name = "Web".to_owned()), "`--name Web` is not possible"),
             (refused(&files, |guest| guest.name = String::new()), "1 to 15 characters"),
             (refused(&files, |guest| guest.name = "sixteen-letters-".to_owned()), "1 to 15 characters"),
@@ -400,8 +475,11 @@ pub(crate) mod tests {
             (refused(&files, |guest| guest.kernel = directory.clone()), "cannot read the kernel"),
             (refused(&files, |guest| guest.initrd = Some(nowhere)), "cannot read the initrd"),
             (refused(&files, |guest| guest.initrd = Some(directory)), "cannot read the initrd"),
-            (refused(&files, |guest| guest.initrd = Some(empty)), "is empty"),
-            (refused(&files, |guest| guest.initrd = Some(large)), "the initrd does not fit"),
+            (refused(&files, |guest| guest.initrd = Some(empty.clone())), "is empty"),
+            (refused(&files, |guest| guest.initrd = Some(large.clone())), "the initrd does not fit"),
+            (refused(&files, |guest| guest.firmware = Some(large)), "has 209715200 bytes, and the flash takes"),
+            (refused(&files, |guest| guest.firmware = Some(empty)), "the file has 0 bytes"),
+            (refused(&files, |guest| guest.firmware = Some(files.path("nothing"))), "`--firmware "),
         ];
         for (error, expected) in cases {
             assert!(error.contains(expected), "{error}");

@@ -63,6 +63,13 @@ impl Layout {
         let narrow = |range: Range<u128>| range.start as u64..range.end as u64;
         Ok(Self { kernel: narrow(kernel), initrd: narrow(initrd), device_tree: narrow(device_tree) })
     }
+
+    /// The layout of a guest that starts in a firmware, which looks for the device tree where RAM starts.
+    #[must_use]
+    pub fn of_firmware() -> Self {
+        let none = RAM_BASE..RAM_BASE;
+        Self { kernel: none.clone(), initrd: none, device_tree: RAM_BASE..RAM_BASE + DEVICE_TREE_SIZE }
+    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 //!
 //! Every command that boots the hypervisor uses this launcher. A launch has these steps:
 //!
-//! 1. [`GuestSettings`] are checked on the host and written as a bundle file (modules [`guest`], [`image`], [`initrd`],
-//!    [`layout`], [`bundle`]).
+//! 1. [`GuestSettings`] are checked on the host and written as a bundle file (modules [`guest`], [`devices`], [`image`],
+//!    [`initrd`], [`layout`], [`bundle`]).
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The hypervisor's end is the control channel ([`channel`]). Its lines become a [`Control`] with its [`Report`] of figures ([`report`]).
@@ -23,6 +23,7 @@ pub mod channel;
 pub mod check;
 pub mod child;
 pub mod consoles;
+pub mod devices;
 pub mod exits;
 pub mod experiment;
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub mod verdict;
 
 pub use bundle::Bundle;
 pub use check::Check;
+pub use devices::Devices;
 pub use experiment::{Counted, Experiment, ExperimentError};
 pub use guest::{GuestError, GuestSettings, Pages, TestMemory};
 pub use machine::{Loaded, Machine};

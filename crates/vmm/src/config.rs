@@ -16,6 +16,14 @@ pub struct Config<'a> {
     pub kernel: &'a [u8],
     /// The initial RAM disk; empty for none.
     pub initrd: &'a [u8],
+    /// The firmware in which the guest starts; empty for none, and else there is neither kernel nor initrd.
+    pub firmware: &'a [u8],
+    /// Bits of [`bundle::devices`].
+    pub devices: u32,
+    /// The disks.
+    pub disks: &'a [bundle::Disk],
+    /// The network cards.
+    pub nets: &'a [bundle::Net],
     /// The kernel's command line.
     pub command_line: &'a str,
     /// Bytes of RAM.
@@ -60,6 +68,25 @@ pub enum ConfigError {
     /// The command line is not UTF-8.
     #[error("the guest's command line is not UTF-8")]
     CommandLine,
+    /// A disk cannot be what its record says.
+    #[error("--disk {number}: {why}")]
+    Disk {
+        /// Its place, from 1.
+        number: usize,
+        /// The reason.
+        why: &'static str,
+    },
+    /// A network card cannot be what its record says.
+    #[error("--net {number}: {why}")]
+    Net {
+        /// Its place, from 1.
+        number: usize,
+        /// The reason.
+        why: &'static str,
+    },
+    /// A firmware and a kernel or an initrd.
+    #[error("--firmware: the guest has a kernel or an initrd, too; give one way to start")]
+    TwoStarts,
     /// A number is out of range.
     #[error("the bundle asks for {value} {what}: {allowed}")]
     Number {
@@ -98,9 +125,24 @@ impl<'a> Config<'a> {
         if !(1..=virt::MAX_CPUS).contains(&cpus) {
             return Err(number("vCPUs", cpus.into(), "1 to 64"));
         }
+        let firmware_size = record.firmware_size.get();
+        if firmware_size > bundle::FIRMWARE_MAX {
+            return Err(number("bytes of firmware", firmware_size, "64 MiB at most"));
+        }
+        if firmware_size != 0 && (record.kernel_size.get(), record.initrd_size.get()) != (0, 0) {
+            return Err(ConfigError::TwoStarts);
+        }
+        let devices = record.devices.get();
+        if devices & !bundle::devices::ALL != 0 {
+            return Err(number("as its devices", devices.into(), "0 to 3"));
+        }
         Ok(Self {
             kernel: part(file, "kernel", record.kernel_offset.get(), record.kernel_size.get())?,
             initrd: part(file, "initrd", record.initrd_offset.get(), record.initrd_size.get())?,
+            firmware: part(file, "firmware", record.firmware_offset.get(), firmware_size)?,
+            devices,
+            disks: disks(record)?,
+            nets: nets(record)?,
             command_line: core::str::from_utf8(text).map_err(|_| ConfigError::CommandLine)?,
             memory,
             cpus,
@@ -162,6 +204,56 @@ fn test_memory(record: &bundle::Guest) -> Result<Option<TestMemory>, ConfigError
         level => return Err(number("as the level of leaves", level.into(), "1 to 3, or 0")),
     };
     Ok(Some(TestMemory { start, slot_size, slots, leaf }))
+}
+
+/// The disks, each checked by itself.
+fn disks(record: &bundle::Guest) -> Result<&[bundle::Disk], ConfigError> {
+    let count = record.disks.get();
+    let disks = record.disk.get(..count as usize).ok_or(number("disks", count.into(), "4 at most"))?;
+    for (disk, number) in disks.iter().zip(1..) {
+        let refused = |why| Err(ConfigError::Disk { number, why });
+        let length = disk.id.iter().position(|byte| *byte == 0).unwrap_or(disk.id.len());
+        let (name, padding) = disk.id.split_at(length);
+        if !name.iter().all(u8::is_ascii_graphic) || padding.iter().any(|byte| *byte != 0) {
+            return refused("its serial number is not printable ASCII, padded with zeros");
+        }
+        if disk.flags.get() & !bundle::disk::READ_ONLY != 0 {
+            return refused("it has flags without a meaning");
+        }
+        let end = disk.start.get().checked_add(disk.sectors.get()).and_then(|end| end.checked_mul(bundle::SECTOR));
+        if end.is_none() {
+            return refused("it ends beyond the last address of any disk");
+        }
+        match disk.kind.get() {
+            bundle::disk::HOST if name.is_empty() => return refused("a disk of the machine needs its serial number"),
+            bundle::disk::HOST => {}
+            bundle::disk::MEMORY if disk.sectors.get() == 0 => return refused("a disk in memory needs a size"),
+            bundle::disk::MEMORY if disk.start.get() != 0 => return refused("a disk in memory starts at sector 0"),
+            bundle::disk::MEMORY => {}
+            _ => return refused("it is of no known kind"),
+        }
+    }
+    Ok(disks)
+}
+
+/// The network cards, each checked by itself.
+fn nets(record: &bundle::Guest) -> Result<&[bundle::Net], ConfigError> {
+    const GROUP: u8 = 1;
+    let count = record.nets.get();
+    let nets = record.net.get(..count as usize).ok_or(number("network cards", count.into(), "4 at most"))?;
+    for (net, number) in nets.iter().zip(1..) {
+        let refused = |why| Err(ConfigError::Net { number, why });
+        if net.network.get() >= bundle::NETWORKS_MAX {
+            return refused("its network's number is not below 16");
+        }
+        if net.mac == [0; 6] || net.mac[0] & GROUP != 0 {
+            return refused("its address is that of no single card");
+        }
+        if net.uplink[0] & GROUP != 0 {
+            return refused("its uplink's address is that of no single card");
+        }
+    }
+    Ok(nets)
 }
 
 fn part<'a>(file: &'a [u8], what: &'static str, offset: u64, size: u64) -> Result<&'a [u8], ConfigError> {

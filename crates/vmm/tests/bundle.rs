@@ -47,6 +47,60 @@ fn error(guests: &[Guest]) -> BundleError {
     Bundle::read(&file(&header(guests.len() as u32), guests)).unwrap_err()
 }
 
+/// A guest with a disk and a network card.
+fn with_devices() -> Guest {
+    let mut guest = guest("web", 1);
+    guest.devices.set(bundle::devices::ALL);
+    guest.disks.set(2);
+    guest.disk[0].kind.set(bundle::disk::HOST);
+    guest.disk[0].id[..4].copy_from_slice(b"root");
+    guest.disk[1].kind.set(bundle::disk::MEMORY);
+    guest.disk[1].sectors.set(1);
+    guest.nets.set(1);
+    guest.net[0].mac = [2, 0, 0, 0, 0, 1];
+    guest
+}
+
+#[test]
+fn devices_are_read() {
+    let bytes = file(&header(1), &[with_devices()]);
+    let config = Bundle::read(&bytes).unwrap().guests[0].config;
+    assert_eq!((config.devices, config.disks.len(), config.nets.len()), (bundle::devices::ALL, 2, 1));
+    assert_eq!((&config.disks[0].id[..5], config.disks[1].sectors.get()), (&b"root\0"[..], 1));
+}
+
+#[test]
+fn devices_that_are_not_possible_are_refused() {
+    type Change = fn(&mut Guest);
+    let cases: [(Change, &str); 16] = [
+        (|guest| guest.devices.set(4), "asks for 4 as its devices"),
+        (|guest| guest.disks.set(5), "asks for 5 disks: 4 at most"),
+        (|guest| guest.nets.set(u32::MAX), "network cards: 4 at most"),
+        (|guest| guest.disk[0].kind.set(3), "--disk 1: it is of no known kind"),
+        (|guest| guest.disk[0].flags.set(2), "--disk 1: it has flags"),
+        (|guest| guest.disk[0].id = [0; 20], "--disk 1: a disk of the machine needs its serial number"),
+        (|guest| guest.disk[0].id[3] = 0x80, "not printable ASCII"),
+        (|guest| guest.disk[0].id[19] = b'x', "padded with zeros"),
+        (|guest| guest.disk[0].start.set(1 << 60), "beyond the last address"),
+        (|guest| guest.disk[1].sectors.set(0), "--disk 2: a disk in memory needs a size"),
+        (|guest| guest.disk[1].start.set(1), "--disk 2: a disk in memory starts"),
+        (|guest| guest.net[0].network.set(16), "--net 1: its network's number"),
+        (|guest| guest.net[0].mac = [0; 6], "--net 1: its address"),
+        (|guest| guest.net[0].mac[0] = 3, "--net 1: its address"),
+        (|guest| guest.net[0].uplink[0] = 1, "--net 1: its uplink's address"),
+        (|guest| guest.firmware_size.set(1), "--firmware: the guest has a kernel"),
+    ];
+    for (change, expected) in cases {
+        let mut guest = with_devices();
+        change(&mut guest);
+        let text = error(&[guest]).to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+    let mut guest = with_devices();
+    guest.firmware_size.set(bundle::FIRMWARE_MAX + 1);
+    assert!(error(&[guest]).to_string().contains("bytes of firmware: 64 MiB at most"));
+}
+
 #[test]
 fn guests_that_were_read_are_admitted() {
     let mut db = guest("db", 2);

@@ -27,6 +27,10 @@ fn config(kernel: &[u8]) -> Config<'_> {
     Config {
         kernel,
         initrd: &[],
+        firmware: &[],
+        devices: 0,
+        disks: &[],
+        nets: &[],
         command_line: "",
         memory: 512 * MIB,
         cpus: 2,

@@ -47,6 +47,10 @@ fn tree(cpus: &[u64]) -> DeviceTree {
     let config = Config {
         kernel: &[],
         initrd: &[],
+        firmware: &[],
+        devices: 0,
+        disks: &[],
+        nets: &[],
         command_line: "",
         memory: 1 << 30,
         cpus: cpus.len() as u32,

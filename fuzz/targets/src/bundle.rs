@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use arbitrary::{Result, Unstructured};
 use twofold_abi::bundle::{self, Header};
 use twofold_launch::image::Image;
-use twofold_launch::{Bundle as Written, GuestError, GuestSettings, Pages, TestMemory, guest, layout};
+use twofold_launch::{Bundle as Written, Devices, GuestError, GuestSettings, Pages, TestMemory, guest, layout};
 use twofold_vmm::bundle::{Bundle, BundleError};
 use twofold_vmm::config::Config;
 use twofold_vmm::guests::{Guest, Host, Refused, Why, admit};
@@ -179,6 +179,7 @@ fn any_guest(u: &mut Unstructured<'_>, number: u32, files: &Files) -> Result<Gue
     Ok(GuestSettings {
         name: if u.ratio(1, 10)? { u.arbitrary()? } else { format!("guest-{number}") },
         weight: if u.ratio(1, 10)? { u.arbitrary()? } else { u.int_in_range(1..=bundle::WEIGHT_MAX)? },
+        firmware: None,
         kernel,
         initrd,
         memory: u.int_in_range(0..=300u64)?.wrapping_mul(unit).wrapping_add(*u.choose(&[0, 64 << 20, 128 << 20])?),
@@ -186,6 +187,7 @@ fn any_guest(u: &mut Unstructured<'_>, number: u32, files: &Files) -> Result<Gue
         pages: *u.choose(&[Pages::Auto, Pages::Small, Pages::Blocks])?,
         flags: 0,
         command_line: u.arbitrary()?,
+        devices: Devices::default(),
         test: if u.arbitrary()? { Some(any_test_memory(u)?) } else { None },
         policies: Policies::default(),
     })

@@ -84,6 +84,10 @@ fn guest(cpus: u32) -> Config<'static> {
     Config {
         kernel: &[],
         initrd: &[0; 100],
+        firmware: &[],
+        devices: 0,
+        disks: &[],
+        nets: &[],
         command_line: "console=ttyAMA0 rdinit=/init",
         memory: 512 << 20,
         cpus,

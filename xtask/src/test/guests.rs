@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::{Failed, Trial};
 use twofold_abi::bundle::flags;
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
-use twofold_launch::{GuestSettings, Outcome, Pages, Qemu, machine};
+use twofold_launch::{Devices, GuestSettings, Outcome, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::{Workspace, build};
@@ -82,6 +82,7 @@ impl Hostile {
         let guest = GuestSettings {
             name: NAME_DEFAULT.to_owned(),
             weight: WEIGHT_DEFAULT,
+            firmware: None,
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line,
@@ -89,6 +90,7 @@ impl Hostile {
             cpus: CPUS,
             pages: Pages::Auto,
             flags,
+            devices: Devices::default(),
             test: None,
             policies: Policies::default(),
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail, ensure};
 use libtest_mimic::{Failed, Trial};
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
-use twofold_launch::{GuestSettings, Launch, Loaded, Machine, Pages, Qemu, Verdict, machine};
+use twofold_launch::{Devices, GuestSettings, Launch, Loaded, Machine, Pages, Qemu, Verdict, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::{Workspace, build, output};
@@ -151,6 +151,7 @@ impl Pair {
         let guest = GuestSettings {
             name: NAME_DEFAULT.to_owned(),
             weight: WEIGHT_DEFAULT,
+            firmware: None,
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line: words,
@@ -158,6 +159,7 @@ impl Pair {
             cpus: self.vcpus,
             pages: Pages::Auto,
             flags: 0,
+            devices: Devices::default(),
             test: None,
             policies: Policies::default(),
         };

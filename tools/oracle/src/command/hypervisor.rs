@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
-use twofold_launch::{GuestSettings, Pages, Policies, Report, machine};
+use twofold_launch::{Devices, GuestSettings, Pages, Policies, Report, machine};
 use twofold_memory::dirty::Tracker;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::Wanted;
@@ -53,6 +53,7 @@ pub fn run(workspace: &Workspace, run: &Run, steps: &Steps) -> anyhow::Result<Ve
     let guest = GuestSettings {
         name: NAME_DEFAULT.to_owned(),
         weight: WEIGHT_DEFAULT,
+        firmware: None,
         kernel: selected.kernel,
         initrd: selected.initrd,
         command_line: "console=ttyAMA0 panic=-1 loglevel=4 twofold.rewrite".to_owned(),
@@ -60,6 +61,7 @@ pub fn run(workspace: &Workspace, run: &Run, steps: &Steps) -> anyhow::Result<Ve
         cpus: 1,
         pages: Pages::Auto,
         flags: 0,
+        devices: Devices::default(),
         test: None,
         policies: Policies::default(),
     };

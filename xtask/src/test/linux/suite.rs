@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
-use twofold_launch::{GuestSettings, Outcome, Pages, machine};
+use twofold_launch::{Devices, GuestSettings, Outcome, Pages, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::{Workspace, build, install};
@@ -73,6 +73,7 @@ impl Suite {
         GuestSettings {
             name: NAME_DEFAULT.to_owned(),
             weight: WEIGHT_DEFAULT,
+            firmware: None,
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line: command_line.to_owned(),
@@ -80,6 +81,7 @@ impl Suite {
             cpus: 1,
             pages: Pages::Auto,
             flags,
+            devices: Devices::default(),
             test: None,
             policies: Policies::default(),
         }

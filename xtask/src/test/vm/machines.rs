@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use twofold_launch::consoles::Consoles;
 use twofold_launch::guest::WEIGHT_DEFAULT;
-use twofold_launch::{Driver, GuestSettings, Outcome, Pages, Qemu, machine};
+use twofold_launch::{Devices, Driver, GuestSettings, Outcome, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::{self, Wanted};
@@ -58,6 +58,7 @@ impl Machines {
         GuestSettings {
             name: name.to_owned(),
             weight: WEIGHT_DEFAULT,
+            firmware: None,
             kernel: self.workspace.image(build::GUEST.name),
             initrd: None,
             command_line: program.to_owned(),
@@ -65,6 +66,7 @@ impl Machines {
             cpus,
             pages: Pages::Auto,
             flags: 0,
+            devices: Devices::default(),
             test: None,
             policies: Policies::default(),
         }

@@ -124,8 +124,8 @@ fn test_memory_is_read(_: Machine) -> Outcome {
 }
 
 fn what_is_no_bundle_is_refused(_: Machine) -> Outcome {
-    let other_version = Header { magic: *b"TWOFOLD\x02", ..head(1) };
-    for bytes in [&[][..], b"TWOFOLD\x03", &[0; 2 * PAGE], other_version.as_bytes()] {
+    let other_version = Header { magic: *b"TWOFOLD\x03", ..head(1) };
+    for bytes in [&[][..], b"TWOFOLD\x04", &[0; 2 * PAGE], other_version.as_bytes()] {
         let error = Bundle::read(bytes).err();
         check_eq!(error, Some(BundleError::NoBundle), "{} bytes", bytes.len());
     }
@@ -133,13 +133,14 @@ fn what_is_no_bundle_is_refused(_: Machine) -> Outcome {
 }
 
 fn what_reaches_beyond_the_end_is_refused(_: Machine) -> Outcome {
-    let changes: [(Change, &str); 6] = [
+    let changes: [(Change, &str); 7] = [
         (|guest| guest.kernel_size.set(2 * bundle::ALIGN + 1), "kernel"),
         (|guest| guest.kernel_offset.set(u64::MAX), "kernel"),
         (|guest| guest.kernel_size.set(u64::MAX), "kernel"),
         (|guest| guest.initrd_size.set(bundle::ALIGN + 1), "initrd"),
         (|guest| guest.initrd_offset.set(u64::MAX - 99), "initrd"),
         (|guest| guest.command_line_size.set(2049), "command line"),
+        (set_firmware_beyond, "firmware"),
     ];
     for (change, part) in changes {
         let mut guest = good();
@@ -148,6 +149,13 @@ fn what_reaches_beyond_the_end_is_refused(_: Machine) -> Outcome {
         check!(matches!(error, Some(ConfigError::CutOff { what }) if what == part), "{part}: {error:?}");
     }
     Ok(())
+}
+
+fn set_firmware_beyond(guest: &mut Guest) {
+    guest.kernel_size.set(0);
+    guest.initrd_size.set(0);
+    guest.firmware_offset.set(KERNEL as u64);
+    guest.firmware_size.set(2 * bundle::ALIGN + 1);
 }
 
 fn numbers_out_of_bounds_are_refused(_: Machine) -> Outcome {

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Disks and networks of the guests, and the machine's devices behind them.
+//!
+//! A guest sees virtio devices of the hypervisor's. Behind a disk that is a file is a disk of the machine, which the
+//! hypervisor finds by its serial number; behind a network that reaches the outside is a card of the machine, which it
+//! finds by its address. [`HostDevices`] says which these are, for QEMU, and [`disk`] and [`net`] say so for the bundle.
+//! Invariant: both are made from the same settings by the same rule, so they agree.
+
+use std::path::PathBuf;
+
+use twofold_abi::bundle::{self, SECTOR};
+
+use crate::guest::GuestSettings;
+
+/// The virtio devices of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// A virtio console, beside the UART.
+    pub has_console: bool,
+    /// A source of random bytes.
+    pub has_random: bool,
+    /// Its disks, at most [`DISKS_MAX`](bundle::DISKS_MAX).
+    pub disks: Vec<Disk>,
+    /// The network of each of its cards, at most [`NETS_MAX`](bundle::NETS_MAX).
+    pub nets: Vec<Network>,
+}
+
+/// A disk of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// What it keeps.
+    pub backing: Backing,
+    /// The guest may not write.
+    pub is_read_only: bool,
+}
+
+/// What a disk keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// A raw image.
+    File(PathBuf),
+    /// This number of bytes of the machine's memory, a multiple of [`SECTOR`] that is not 0. They begin as zeros, and are
+    /// lost at the end.
+    Memory(u64),
+}
+
+/// A network. Cards with equal ones reach each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// The guests among themselves.
+    Inner,
+    /// And the outside by QEMU's user network, which ends TCP inside QEMU.
+    User {
+        /// Ports of the host that lead into it, as QEMU's `hostfwd` takes them (`tcp:127.0.0.1:8022-10.0.2.15:22`).
+        forwards: Vec<String>,
+    },
+    /// And a switch outside of QEMU, at this Unix socket.
+    Switch(PathBuf),
+}
+
+/// The machine's devices that stand behind those of the guests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostDevices {
+    /// The disks.
+    pub disks: Vec<HostDisk>,
+    /// The network cards.
+    pub cards: Vec<HostCard>,
+}
+
+/// A disk of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostDisk {
+    /// Its serial number.
+    pub serial: String,
+    /// The file.
+    pub file: PathBuf,
+    /// Nothing writes to it.
+    pub is_read_only: bool,
+}
+
+/// A network card of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostCard {
+    /// Its address.
+    pub mac: [u8; 6],
+    /// What it leads to: [`Network::User`] or [`Network::Switch`].
+    pub network: Network,
+}
+
+impl HostDevices {
+    /// The machine's devices for these guests.
+    #[must_use]
+    pub fn of(guests: &[GuestSettings]) -> Self {
+        let mut all = Self::default();
+        for (guest, settings) in guests.iter().enumerate() {
+            for (number, disk) in settings.devices.disks.iter().enumerate() {
+                if let Backing::File(file) = &disk.backing {
+                    let serial = serial(guest, number);
+                    all.disks.push(HostDisk { serial, file: file.clone(), is_read_only: disk.is_read_only });
+                }
+            }
+        }
+        for (number, network) in (0..).zip(networks(guests)) {
+            if *network != Network::Inner {
+                all.cards.push(HostCard { mac: uplink(number), network: network.clone() });
+            }
+        }
+        all
+    }
+}
+
+/// The record of a guest's disk.
+pub(crate) fn disk(guest: usize, number: usize, disk: &Disk) -> bundle::Disk {
+    let serial = serial(guest, number);
+    let mut id = [0; bundle::disk::ID_MAX];
+    id[..serial.len()].copy_from_slice(serial.as_bytes());
+    let (kind, sectors) = match disk.backing {
+        Backing::File(_) => (bundle::disk::HOST, 0),
+        Backing::Memory(bytes) => (bundle::disk::MEMORY, bytes / SECTOR),
+    };
+    let flags = if disk.is_read_only { bundle::disk::READ_ONLY } else { 0 };
+    bundle::Disk { kind: kind.into(), flags: flags.into(), id, start: 0.into(), sectors: sectors.into() }
+}
+
+/// The record of a guest's network card.
+pub(crate) fn net(guests: &[GuestSettings], guest: usize, number: usize, network: &Network) -> bundle::Net {
+    let place = networks(guests).iter().position(|other| *other == network).unwrap_or_default();
+    let has_uplink = *network != Network::Inner;
+    bundle::Net {
+        network: (place as u32).into(),
+        mac: mac(guest as u8, number as u8),
+        uplink: if has_uplink { uplink(place as u8) } else { [0; 6] },
+    }
+}
+
+/// The networks, each once, in the order of their numbers.
+pub(crate) fn networks(guests: &[GuestSettings]) -> Vec<&Network> {
+    let mut all = Vec::new();
+    for network in guests.iter().flat_map(|guest| &guest.devices.nets) {
+        if !all.contains(&network) {
+            all.push(network);
+        }
+    }
+    all
+}
+
+fn serial(guest: usize, number: usize) -> String {
+    format!("twofold-{guest}-{number}")
+}
+
+/// Addresses that are administered locally: the second bit of the first byte.
+fn mac(guest: u8, number: u8) -> [u8; 6] {
+    [0x02, b't', b'f', 0, guest, number]
+}
+
+fn uplink(network: u8) -> [u8; 6] {
+    [0x02, b't', b'f', 1, 0, network]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::tests::GuestFiles;
+
+    #[test]
+    fn the_bundle_and_the_machine_agree() {
+        let files = GuestFiles::new();
+        let mut guests = vec![files.guest(), files.guest()];
+        let file = |name: &str| Disk { backing: Backing::File(files.path(name)), is_read_only: false };
+        let user = Network::User { forwards: Vec::new() };
+        guests[0].devices.disks = vec![file("a")];
+        guests[0].devices.nets = vec![Network::Inner, user.clone()];
+        guests[1].devices.disks = vec![Disk { backing: Backing::Memory(1 << 20), is_read_only: true }, file("b")];
+        guests[1].devices.nets = vec![user.clone()];
+        let host = HostDevices::of(&guests);
+        let serials: Vec<_> = host.disks.iter().map(|disk| disk.serial.as_str()).collect();
+        assert_eq!(serials, ["twofold-0-0", "twofold-1-1"]);
+        let record = disk(1, 1, &guests[1].devices.disks[1]);
+        assert_eq!(record.id[..11], *b"twofold-1-1");
+        assert_eq!(disk(1, 0, &guests[1].devices.disks[0]).sectors.get(), 2048);
+        assert_eq!(host.cards, [HostCard { mac: uplink(1), network: user.clone() }]);
+        let cards = [net(&guests, 0, 0, &Network::Inner), net(&guests, 0, 1, &user), net(&guests, 1, 0, &user)];
+        assert_eq!(cards.map(|card| card.network.get()), [0, 1, 1]);
+        assert_eq!(cards.map(|card| card.uplink), [[0; 6], uplink(1), uplink(1)]);
+        assert!(cards[0].mac != cards[1].mac && cards[1].mac != cards[2].mac);
+    }
+}
