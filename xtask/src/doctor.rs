@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 
 use twofold_launch::qemu::{OLDEST, VARIABLE};
 use twofold_launch::{Qemu, QemuError};
-use twofold_workspace::{Workspace, fetch, install, output, subprocess, table};
+use twofold_workspace::{Workspace, fetch, install, kernels, output, root, subprocess, table};
 
 /// `cargo xtask doctor`.
 pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
@@ -136,6 +136,17 @@ fn guest(workspace: &Workspace) -> Vec<Finding> {
             },
         })
         .collect();
+    findings.extend([("mke2fs", root::E2FSPROGS), ("debugfs", root::E2FSPROGS), ("depmod", kernels::KMOD)].map(
+        |(name, package)| match install::find_system_program(name) {
+            Some(path) => Finding::ok(name, path.display().to_string()),
+            None => Finding {
+                name,
+                state: State::Later,
+                detail: "for guests with a disk only".to_owned(),
+                fix: install::package_command(package).unwrap_or_else(|| format!("install {package}")),
+            },
+        },
+    ));
     findings.push(match fetch::cached(workspace) {
         Some(fetched) => {
             let packages: Vec<_> =

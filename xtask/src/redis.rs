@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow};
 use object::Endianness;
 use object::elf::DT_NEEDED;
 use object::read::elf::{ElfFile64, FileHeader};
-use twofold_workspace::fetch::Apt;
+use twofold_workspace::apt::Apt;
 use twofold_workspace::{Workspace, fetch};
 
 /// The files for the initramfs.

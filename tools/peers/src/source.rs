@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
-use twofold_workspace::fetch::{self, Apt};
+use twofold_workspace::apt::Apt;
+use twofold_workspace::fetch;
 use twofold_workspace::{Workspace, install, subprocess};
 
 /// Debian's package with the source.

@@ -15,12 +15,12 @@ use crate::workspace::Workspace;
 
 /// The first process of a guest.
 pub const GUEST: &str = include_str!("../guest/init");
+/// The first process of a guest whose root is a disk: it loads the drivers in `modules`, and starts the disk's init.
+pub const DISK: &str = include_str!("../guest/disk-init");
 /// The first process of a host of virtual machines, which runs the lines of `/commands`.
 pub const HOST: &str = include_str!("../guest/host");
 
-/// Makes an initrd with this name: the first process `init`, busybox and the files `more`.
-///
-/// The file is renamed into place, because another run may be reading the previous one.
+/// Makes an initrd with this name in the guests' cache: the first process `init`, busybox and the files `more`.
 pub fn make(
     workspace: &Workspace,
     name: &str,
@@ -28,21 +28,31 @@ pub fn make(
     busybox: &Path,
     more: &BTreeMap<String, Vec<u8>>,
 ) -> anyhow::Result<PathBuf> {
-    let program = fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
     let path = workspace.guest_cache().join(name);
-    let archive = archive(init, &program, more).context("cannot make the initramfs")?;
-    let file = tempfile::NamedTempFile::new_in(workspace.guest_cache()).context("cannot write the initramfs")?;
-    fs::write(file.path(), archive).context("cannot write the initramfs")?;
-    file.persist(&path).context("cannot write the initramfs")?;
+    write(&path, init, busybox, more)?;
     Ok(path)
 }
 
+/// Makes an initrd at `path`: the first process `init`, busybox and the files `more`.
+///
+/// The file is renamed into place, because another run may be reading the previous one.
+pub fn write(path: &Path, init: &str, busybox: &Path, more: &BTreeMap<String, Vec<u8>>) -> anyhow::Result<()> {
+    let program = fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
+    let archive = archive(init, &program, more).context("cannot make the initramfs")?;
+    let directory = path.parent().context("the initramfs has no directory")?;
+    let file = tempfile::NamedTempFile::new_in(directory).context("cannot write the initramfs")?;
+    fs::write(file.path(), archive).context("cannot write the initramfs")?;
+    file.persist(path).context("cannot write the initramfs")?;
+    Ok(())
+}
+
 /// Returns the archive with `init`, with `busybox` (a static arm64 program), and with `more`: programs in `bin`,
-/// libraries in `lib`, and files that `init` reads.
+/// libraries in `lib`, drivers in `modules`, and files that `init` reads.
 fn archive(init: &str, busybox: &[u8], more: &BTreeMap<String, Vec<u8>>) -> io::Result<Vec<u8>> {
     let mut archive = Archive::default();
     let lib = if more.is_empty() { None } else { Some("lib") };
-    for directory in ["bin", "dev", "proc", "sys", "tmp"].into_iter().chain(lib) {
+    let modules = more.keys().any(|name| name.starts_with("modules/")).then_some("modules");
+    for directory in ["bin", "dev", "proc", "sys", "tmp"].into_iter().chain(lib).chain(modules) {
         archive.add(directory, ModeFileType::Directory, 0o755, &[])?;
     }
     // The kernel opens /dev/console before init can mount anything.
@@ -133,8 +143,9 @@ mod tests {
 
     #[test]
     fn init_says_what_the_launcher_waits_for() {
-        for init in [GUEST, HOST] {
-            assert!(init.contains(twofold_launch::check::CHECK_OK));
+        for init in [GUEST, DISK, HOST] {
+            // A disk's own scripts report success (`root`).
+            assert!(init == DISK || init.contains(twofold_launch::check::CHECK_OK));
             assert!(init.contains(twofold_launch::check::CHECK_FAILED));
         }
     }

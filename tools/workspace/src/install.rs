@@ -54,6 +54,22 @@ pub fn program(name: &str, package: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Returns the path of a program for administrators, which may be outside a user's `PATH`. If it is missing, the system's
+/// package manager installs it.
+pub fn system_program(name: &str, package: &str) -> anyhow::Result<PathBuf> {
+    if let Some(path) = find_system_program(name) {
+        return Ok(path);
+    }
+    install_package(package, name)?;
+    find_system_program(name).with_context(|| format!("{package} is installed and has no {name}"))
+}
+
+/// Returns the path of a program for administrators, if it is there.
+pub fn find_system_program(name: &str) -> Option<PathBuf> {
+    let elsewhere = ["/usr/sbin", "/sbin"].map(|directory| Path::new(directory).join(name));
+    subprocess::find(name).or_else(|| elsewhere.into_iter().find(|path| path.is_file()))
+}
+
 /// Installs a C compiler for Linux on arm64 and its static C library, if they are missing.
 pub fn arm64_compiler() -> anyhow::Result<()> {
     program(ARM64_COMPILER, "gcc-aarch64-linux-gnu")?;

@@ -7,23 +7,29 @@
 //! |---|---|
 //! | [`output`], [`table`], [`mod@file`], [`size`] | what a command prints, writes and reads |
 //! | [`workspace`], [`subprocess`], [`cargo`], [`steps`] | the checkout's paths; other programs; what Cargo reports; the lines of a command's steps |
-//! | [`install`], [`fetch`], [`initramfs`] | missing tools; Debian's packages for guests; a guest's first file system |
+//! | [`install`], [`apt`], [`initramfs`] | missing tools; Debian's packages for guests; a guest's first file system |
+//! | [`kernels`], [`fetch`], [`packages`], [`root`], [`disk`] | Debian's kernels; the guest of most runs; packages without their scripts; a root file system; the disk of a run |
 //! | [`build`], [`static_program`] | the bare-metal images; programs that are one static file |
 //! | [`guest`], [`boot`], [`kvm_host`] | the choice of a guest; a guest under the hypervisor; a Linux at EL2 that runs KVM |
 //!
 //! Invariant: all output is below `target/`. A program that was started here has ended when the call returns.
 
+pub mod apt;
 pub mod attach;
 pub mod boot;
 pub mod build;
 pub mod cargo;
+pub mod disk;
 pub mod fetch;
 pub mod file;
 pub mod guest;
 pub mod initramfs;
 pub mod install;
+pub mod kernels;
 pub mod kvm_host;
 pub mod output;
+pub mod packages;
+pub mod root;
 pub mod size;
 pub mod static_program;
 pub mod steps;

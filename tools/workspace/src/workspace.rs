@@ -86,6 +86,13 @@ impl Workspace {
         }
     }
 
+    /// The disks of guests, which are kept from run to run.
+    pub fn disks(&self) -> anyhow::Result<PathBuf> {
+        let path = self.target.join("disks");
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(path)
+    }
+
     /// The files for release, and Cargo's directory for them.
     pub fn dist(&self) -> PathBuf {
         self.target.join("dist")
