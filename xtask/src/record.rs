@@ -19,7 +19,7 @@ use twofold_launch::{Control, Devices, GuestSettings, Pages, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::steps::Steps;
-use twofold_workspace::{Workspace, build, fetch, initramfs, install, output};
+use twofold_workspace::{Workspace, build, install, output};
 
 use crate::arguments::RecordOptions;
 use crate::redis;
@@ -33,9 +33,7 @@ pub fn command(workspace: &Workspace, options: &RecordOptions) -> anyhow::Result
         Ok(((), "the hypervisor, with the recorder".to_owned()))
     })?;
     let guest = steps.step("guest", || {
-        let linux = fetch::fetch(workspace, options.refresh)?;
-        let redis = redis::fetch(workspace, options.refresh)?;
-        let initrd = initramfs::make(workspace, "redis.cpio", initramfs::GUEST, &linux.busybox, &redis.files)?;
+        let (linux, redis, initrd) = redis::guest(workspace, options.refresh)?;
         let words = format!("Linux {}, Redis {} in {} files", linux.versions.kernel, redis.version, redis.files.len());
         Ok((guest(linux.kernel, initrd), words))
     })?;

@@ -6,14 +6,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use object::Endianness;
 use object::elf::DT_NEEDED;
 use object::read::elf::{ElfFile64, FileHeader};
 use twofold_workspace::apt::Apt;
-use twofold_workspace::{Workspace, fetch};
+use twofold_workspace::fetch::Fetched;
+use twofold_workspace::{Workspace, fetch, initramfs};
 
 /// The files for the initramfs.
 #[derive(Clone, Debug)]
@@ -24,8 +25,15 @@ pub struct Redis {
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
+/// Linux, Redis, and the initramfs with both.
+pub fn guest(workspace: &Workspace, refresh: bool) -> anyhow::Result<(Fetched, Redis, PathBuf)> {
+    let (linux, redis) = (fetch::fetch(workspace, refresh)?, fetch_redis(workspace, refresh)?);
+    let initrd = initramfs::make(workspace, "redis.cpio", initramfs::GUEST, &linux.busybox, &redis.files)?;
+    Ok((linux, redis, initrd))
+}
+
 /// Returns Redis from the cache. Fetches it from Debian if it is not cached or if `refresh` is set.
-pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Redis> {
+fn fetch_redis(workspace: &Workspace, refresh: bool) -> anyhow::Result<Redis> {
     let place = workspace.guest_cache().join(PLACE);
     if let (false, Ok(redis)) = (refresh, Redis::read(&place)) {
         return Ok(redis);

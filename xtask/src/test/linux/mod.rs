@@ -12,6 +12,7 @@ mod guests;
 mod kernels;
 mod oracle;
 mod readme;
+mod redis;
 mod suite;
 mod vcpus;
 
@@ -63,6 +64,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("budget_of_a_write_fault", Depth::Quick, counts::write_fault),
     ("budget_of_a_dirty_iteration", Depth::Quick, counts::dirty_iteration),
     ("budgets_of_exits", Depth::Quick, counts::exits),
+    ("budget_of_redis", Depth::Full, redis::budget),
     ("counts_repeat_with_4k_pages", Depth::Full, |suite| counts::repeats(suite, "4k")),
     ("counts_repeat_with_blocks", Depth::Full, |suite| counts::repeats(suite, "blocks")),
     ("counts_are_no_matter_of_the_guests", Depth::Quick, counts::counts_are_kept),
