@@ -3,7 +3,7 @@
 //!
 //! Any CPU sends, at any time: also a CPU that panics, while another CPU or its own interrupted code uses the device.
 //!
-//! # Who uses the device
+//! # Which CPU uses the device
 //!
 //! `OWNER` names the CPU that uses the device, or says that none does.
 //!
@@ -361,8 +361,8 @@ impl Registers for Transport {
 
     fn write(&mut self, offset: usize, value: u32) {
         let register = core::ptr::with_exposed_provenance_mut::<u32>(self.0 + offset);
-        // SAFETY: the caller of `start` promised a mapped transport. The device reaches only the memory that the driver
-        // tells it, and that is [`SHARED`].
+        // SAFETY: the caller of `start` promised a mapped transport. The device reaches only the memory whose
+        // address the driver gives it, and that is [`SHARED`].
         unsafe { register.write_volatile(value) };
     }
 }

@@ -110,7 +110,7 @@ impl Client {
         }
     }
 
-    /// Takes at most so many bytes of a guest's output.
+    /// Takes at most this many bytes of a guest's output.
     pub fn read(&mut self, guest: u16, most: usize, reply: &mut Vec<u8>) -> Vec<u8> {
         let end = self.end(guest);
         let count = most.min(end.output.len());
@@ -254,7 +254,7 @@ impl Consoles {
         }
     }
 
-    /// Waits for output of a guest, and takes at most so many bytes. Empty: the machine has ended, and nothing is left.
+    /// Waits for output of a guest, and takes at most this many bytes. Empty: the machine has ended, and nothing is left.
     pub fn read(&self, guest: u16, most: usize) -> Vec<u8> {
         let mut shared = self.lock();
         loop {

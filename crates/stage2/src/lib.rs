@@ -141,7 +141,7 @@
 //!
 //! * a leaf that it is about to make, if the leaf is non-cacheable, or normal memory without FEAT_S2FWB: what the owner wrote
 //!   is in memory then, and no later write-back overwrites what the guest writes. A caller may have a block's memory cleaned
-//!   before, in pieces ([`CleanedPieces`]), and tells apart what it writes after that;
+//!   before, in pieces ([`CleanedPieces`]), and treats what it writes after that separately;
 //! * such a leaf that goes, after the flush that ends the guest's access: the owner reads what the guest wrote. A single leaf
 //!   is cleaned before it is reported. The leaves of a table that goes as a whole are cleaned before its [`Flushed`] is freed;
 //! * a leaf whose memory type changes at the same address ([`Grant::map`], [`Grant::coalesce`]), between its break and its

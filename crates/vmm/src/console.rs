@@ -40,7 +40,7 @@ pub struct Console {
     /// The sender was asked to grant more.
     asks_for_grant: bool,
     in_session: bool,
-    /// The next notice is due when so many bytes are written.
+    /// The next notice is due when this many bytes are written.
     notice_at: u64,
     notice: Notice,
 }
@@ -71,7 +71,7 @@ pub struct NotSent {
 }
 
 impl Console {
-    /// A console with room for so many bytes of output and of input, each a power of two.
+    /// A console with room for this many bytes of output and of input, each a power of two.
     ///
     /// # Panics
     ///
@@ -132,7 +132,7 @@ impl Console {
         piece(&self.input, self.read, (self.received - self.read) as usize)
     }
 
-    /// The guest has got so many of [`input`](Self::input).
+    /// The guest has got this many bytes of [`input`](Self::input).
     pub fn read(&mut self, count: usize) {
         self.read = self.received.min(self.read + count as u64);
         if self.in_session && !self.asks_for_grant && self.grants.due(self.input_room()).is_some() {
@@ -218,7 +218,7 @@ impl Console {
         count
     }
 
-    /// So many bytes of the last [`chunk`](Self::chunk) are sent.
+    /// This many bytes of the last [`chunk`](Self::chunk) are sent.
     pub fn sent(&mut self, count: usize) {
         self.sent = self.written.min(self.sent + self.credit.take(count) as u64);
         self.shown = self.shown.max(self.sent);

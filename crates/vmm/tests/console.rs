@@ -116,7 +116,7 @@ impl Hypervisor {
         }
     }
 
-    /// The guest writes so many bytes, until its UART is full.
+    /// The guest writes this many bytes, until its UART is full.
     fn write(&mut self, guest: usize, count: usize) {
         let (console, state) = (&mut self.consoles[guest], &mut self.guests[guest]);
         for _ in 0..count {
@@ -131,7 +131,7 @@ impl Hypervisor {
         self.is_asked |= console.notice() != Notice::None;
     }
 
-    /// The guest reads so many bytes, or as many as there are.
+    /// The guest reads this many bytes, or as many as there are.
     fn read(&mut self, guest: usize, count: usize) {
         let (console, state) = (&mut self.consoles[guest], &mut self.guests[guest]);
         let mut left = count;
@@ -242,7 +242,7 @@ impl Client {
         }
     }
 
-    /// Takes so many bytes, then grants what there is room for.
+    /// Takes this many bytes, then grants what there is room for.
     fn take(&mut self, guest: usize, count: usize, window: usize, kept: &mut Kept, to: &mut VecDeque<u8>) {
         let end = &mut self.guests[guest];
         if !end.is_open {
@@ -284,14 +284,14 @@ impl Client {
 enum Step {
     Write(usize, usize),
     Read(usize, usize),
-    /// So many bytes reach the hypervisor.
+    /// This many bytes reach the hypervisor.
     Arrive(usize),
     Send,
-    /// So many bytes reach the launcher.
+    /// This many bytes reach the launcher.
     Return(usize),
     Take(usize, usize),
     Give(usize, usize),
-    /// The launcher goes when so many of its bytes are written, and another one comes.
+    /// The launcher goes when this many of its bytes are written, and another one comes.
     Cut(usize),
 }
 

@@ -70,7 +70,7 @@ fn answer() -> impl Strategy<Value = Option<i32>> {
 }
 
 proptest! {
-    /// Several CPUs: a guest calls if one of them needs it, is free of it if none of them does, and is told of no
+    /// Several CPUs: a guest calls if one of them needs it, is free of it if none of them does, and learns of no
     /// mitigation that one of them may lack.
     #[test]
     fn a_guest_is_answered_for_all_cpus(cpus in prop::collection::vec([answer(), answer(), answer()], 1..6)) {

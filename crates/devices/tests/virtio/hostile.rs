@@ -109,7 +109,7 @@ fn a_head_beyond_the_queue_is_refused() {
     assert_eq!(needs_reset(setup), Fault::NoDescriptor { index: 16, count: 16 });
 }
 
-/// Data outside of the RAM: the request fails, if the guest can be told.
+/// Data outside of the RAM: the request fails, if its status byte is in the RAM.
 #[test]
 fn data_that_is_no_ram_is_an_error() {
     for (data, ok) in [(DATA + 0x1000, true), (0, false), (BASE + SIZE - 511, false), (u64::MAX - 512, false)] {

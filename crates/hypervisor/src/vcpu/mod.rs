@@ -13,7 +13,7 @@
 //! # Locking
 //!
 //! The state is behind a lock that the CPU holds for the whole turn. The scheduler gives a vCPU to one CPU at a time, so a
-//! CPU waits for the lock only while another one, which was told to run something else, still puts the vCPU away. No other
+//! CPU waits for the lock only while another one, which has to run something else, still puts the vCPU away. No other
 //! lock is held when this one is taken, and all others may be taken under it.
 //!
 //! # The order of a turn

@@ -205,7 +205,7 @@ impl Operation {
     pub(super) const OUTPUT_AT: u32 = HEADER;
 }
 
-/// The number of sectors in so many bytes, if it is a whole one.
+/// The number of sectors in this many bytes, if it is a whole one.
 fn whole(bytes: u32) -> Option<u32> {
     bytes.is_multiple_of(SECTOR as u32).then_some(bytes / SECTOR as u32)
 }
