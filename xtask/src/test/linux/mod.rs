@@ -6,6 +6,7 @@
 
 mod answers;
 mod counts;
+mod debian;
 mod endings;
 mod experiments;
 mod guests;
@@ -37,13 +38,14 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         let _ = fetch::fetch(workspace, false);
     }
     let suite = Arc::new(Suite::new(workspace)?);
-    let trials = TESTS
+    let trials: Vec<_> = TESTS
         .iter()
         .filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick)
         .map(|(name, _, test)| {
             let suite = Arc::clone(&suite);
             harness::trial(name, move || test(&suite).map_err(|error| Failed::from(format!("{error:#}"))))
         })
+        .chain(debian::trials(&suite, depth))
         .collect();
     // A QEMU with one CPU keeps one thread busy, so two of them fit two cores. In full, QEMUs have more CPUs, and
     // compared runs share files.

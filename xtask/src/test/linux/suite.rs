@@ -31,6 +31,9 @@ pub struct Ended {
     pub stderr: String,
 }
 
+/// The time limit of the bare-metal guest against hangs.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
 impl Ended {
     pub fn of(output: Output) -> Self {
         Self {
@@ -88,23 +91,34 @@ impl Suite {
     }
 
     pub fn boot(&self, guest: GuestSettings) -> anyhow::Result<Outcome> {
-        self.boot_as(guest, false)
+        self.boot_as(guest, false, false, TIMEOUT)
     }
 
     /// Boots in the deterministic mode, in which instructions can be counted.
     pub fn boot_counted(&self, guest: GuestSettings) -> anyhow::Result<Outcome> {
-        self.boot_as(guest, true)
+        self.boot_as(guest, true, false, TIMEOUT)
     }
 
-    fn boot_as(&self, guest: GuestSettings, deterministic: bool) -> anyhow::Result<Outcome> {
+    /// Boots a guest that checks itself.
+    pub fn boot_checked(&self, guest: GuestSettings, timeout: Duration) -> anyhow::Result<Outcome> {
+        self.boot_as(guest, false, true, timeout)
+    }
+
+    fn boot_as(
+        &self,
+        guest: GuestSettings,
+        deterministic: bool,
+        checked: bool,
+        timeout: Duration,
+    ) -> anyhow::Result<Outcome> {
         let boot = Boot {
             label: "bare",
             guests: vec![guest],
             cpu: machine::CPU_DEFAULT,
             host_cpus: None,
             deterministic,
-            checked: false,
-            timeout: Some(Duration::from_secs(60)),
+            checked,
+            timeout: Some(timeout),
             terminal: false,
             image: Image::Plain,
         };
