@@ -24,6 +24,7 @@
 //! | [`inject`] | exceptions that EL2 raises in the guest |
 //! | [`abort`], [`translate`], [`stage1`] | aborts whose answer needs the guest's own stage 1 |
 //! | [`emulation`], [`mmio`] | the guest's devices, and its accesses to them |
+//! | [`virtio`] | the guest's virtio devices: their far ends, networks between guests |
 //! | `guest_ram` | a guest's memory as its devices reach it |
 //! | [`timer`], [`clock`] | the guest's time, and wall time |
 //! | [`stats`] | counters, and the report |
@@ -110,6 +111,7 @@ pub mod timer;
 pub mod translate;
 pub mod vcpu;
 pub mod vectors;
+pub mod virtio;
 pub mod vm;
 pub mod world;
 

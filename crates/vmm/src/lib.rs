@@ -19,6 +19,7 @@
 //! | [`trng`] | random numbers for a guest |
 //! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
 //! | [`session`], [`console`] | the hypervisor\'s end of a session on the control channel; a guest's console on it |
+//! | [`switch`] | a network between guests: bounded queues, and addresses that nobody else can take |
 //! | [`claim`] | a right that only one CPU gets: to stop the guest, to report the end |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
@@ -47,4 +48,5 @@ pub mod refusals;
 pub mod restart;
 pub mod scheduler;
 pub mod session;
+pub mod switch;
 pub mod trng;
