@@ -16,7 +16,7 @@ use twofold_abi::bundle::{
 use twofold_abi::virt::MAX_CPUS;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::devices::{self, Devices};
+use crate::devices::{self, Devices, HostDevices};
 use crate::guest::{GuestError, GuestSettings, MEMORY_MAX};
 use crate::image::ImageError;
 use crate::initrd::InitrdError;
@@ -30,6 +30,8 @@ pub struct Bundle {
     pub size: u64,
     /// The names of its guests.
     pub names: Vec<String>,
+    /// The machine's devices that its guests need.
+    pub devices: HostDevices,
 }
 
 /// Bytes of the machine beside the memory of each guest but the first: alignment to huge pages, and the first tables.
@@ -53,14 +55,15 @@ impl Bundle {
         file.set_len(size).map_err(failed)?;
         file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&head)).map_err(failed)?;
         let names = guests.iter().map(|guest| guest.name.clone()).collect();
-        Ok(Self { path: path.to_owned(), size, names })
+        Ok(Self { path: path.to_owned(), size, names, devices: HostDevices::of(guests) })
     }
 }
 
 /// Makes all checks of these guests that are possible on the host.
 pub fn check(guests: &[GuestSettings]) -> Result<(), GuestError> {
     check_settings(guests)?;
-    guests.iter().try_for_each(|guest| guest.check().map(drop).map_err(|why| named(guests, guest, why)))
+    guests.iter().try_for_each(|guest| guest.check().map(drop).map_err(|why| named(guests, guest, why)))?;
+    Ok(HostDevices::of(guests).check()?)
 }
 
 /// Checks everything that needs no file.

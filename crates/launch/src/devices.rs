@@ -5,9 +5,16 @@
 //! hypervisor finds by its serial number; behind a network that reaches the outside is a card of the machine, which it
 //! finds by its address. [`HostDevices`] says which these are, for QEMU, and [`disk`] and [`net`] say so for the bundle.
 //! Invariant: both are made from the same settings by the same rule, so they agree.
+//!
+//! Two QEMUs on one image: QEMU locks the image, and the second one does not start, unless both only read.
 
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
+use thiserror::Error;
 use twofold_abi::bundle::{self, SECTOR};
 
 use crate::guest::GuestSettings;
@@ -87,7 +94,75 @@ pub struct HostCard {
     pub network: Network,
 }
 
+/// Why a disk's file cannot be used.
+#[derive(Debug, Error)]
+#[error("`--disk {}`: {why}", path.display())]
+pub struct DiskError {
+    /// The file.
+    pub path: PathBuf,
+    /// The reason.
+    pub why: WhyNot,
+}
+
+/// Why a file is no disk.
+#[derive(Debug, Error)]
+pub enum WhyNot {
+    /// The system refuses.
+    #[error("{0}; give a raw image, and add `,ro` if it cannot be written")]
+    Unusable(#[from] io::Error),
+    /// It is a directory or the like.
+    #[error("it is no file; give a raw image")]
+    NoFile,
+    /// Its size.
+    #[error("it has {0} bytes; a disk has a multiple of {SECTOR}, and at least one sector")]
+    Size(u64),
+    /// It is the file of another disk, and one of them is written.
+    #[error("two disks have this file; give each one of its own, or add `,ro` to both")]
+    Twice,
+}
+
 impl HostDevices {
+    /// Checks the files of the disks.
+    ///
+    /// # Errors
+    ///
+    /// The first that cannot be used, with the reason.
+    pub fn check(&self) -> Result<(), DiskError> {
+        for (number, disk) in self.disks.iter().enumerate() {
+            disk.check(&self.disks[..number]).map_err(|why| DiskError { path: disk.file.clone(), why })?;
+        }
+        Ok(())
+    }
+
+    /// QEMU's arguments.
+    pub(crate) fn add(&self, add: &mut impl FnMut(&str, OsString)) {
+        for (number, disk) in self.disks.iter().enumerate() {
+            let HostDisk { serial, file, is_read_only } = disk;
+            let access = if *is_read_only { "on" } else { "off" };
+            let head = format!(
+                "driver=raw,node-name=disk{number},read-only={access},discard=unmap,file.driver=file,file.filename="
+            );
+            add("-blockdev", joined(&head, file));
+            add("-device", format!("virtio-blk-device,drive=disk{number},serial={serial}").into());
+        }
+        for (number, HostCard { mac, network }) in self.cards.iter().enumerate() {
+            match network {
+                // No card stands behind it.
+                Network::Inner => continue,
+                Network::User { forwards } => {
+                    let forwards: String = forwards.iter().map(|forward| format!(",hostfwd={forward}")).collect();
+                    add("-netdev", format!("user,id=net{number}{forwards}").into());
+                }
+                Network::Switch(path) => {
+                    let head = format!("stream,id=net{number},server=off,addr.type=unix,addr.path=");
+                    add("-netdev", joined(&head, path));
+                }
+            }
+            let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+            add("-device", format!("virtio-net-device,netdev=net{number},mac={mac}").into());
+        }
+    }
+
     /// The machine's devices for these guests.
     #[must_use]
     pub fn of(guests: &[GuestSettings]) -> Self {
@@ -107,6 +182,38 @@ impl HostDevices {
         }
         all
     }
+}
+
+impl HostDisk {
+    fn check(&self, others: &[Self]) -> Result<(), WhyNot> {
+        let file = File::options().read(true).write(!self.is_read_only).open(&self.file)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(WhyNot::NoFile);
+        }
+        if metadata.len() == 0 || !metadata.len().is_multiple_of(SECTOR) {
+            return Err(WhyNot::Size(metadata.len()));
+        }
+        let path = self.file.canonicalize()?;
+        for other in others {
+            if !(self.is_read_only && other.is_read_only) && other.file.canonicalize()? == path {
+                return Err(WhyNot::Twice);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An argument of QEMU that ends in a path. QEMU ends a value at a comma that is not doubled.
+fn joined(head: &str, path: &Path) -> OsString {
+    let mut argument = OsString::from(head);
+    for (number, part) in path.as_os_str().as_bytes().split(|byte| *byte == b',').enumerate() {
+        if number > 0 {
+            argument.push(",,");
+        }
+        argument.push(<OsStr as OsStrExt>::from_bytes(part));
+    }
+    argument
 }
 
 /// The record of a guest's disk.
@@ -161,6 +268,54 @@ fn uplink(network: u8) -> [u8; 6] {
 mod tests {
     use super::*;
     use crate::guest::tests::GuestFiles;
+
+    fn host_disk(file: PathBuf, is_read_only: bool) -> HostDisk {
+        HostDisk { serial: "twofold-0-0".to_owned(), file, is_read_only }
+    }
+
+    #[test]
+    fn files_that_are_no_disks_are_refused() {
+        let files = GuestFiles::new();
+        let (good, odd, empty) =
+            (files.write("good", &[0; 1024]), files.write("odd", &[0; 1000]), files.write("e", &[]));
+        let why = |disks: &[HostDisk]| {
+            let devices = HostDevices { disks: disks.to_vec(), cards: Vec::new() };
+            devices.check().err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(why(&[host_disk(good.clone(), false)]), "");
+        assert_eq!(why(&[host_disk(good.clone(), true), host_disk(good.clone(), true)]), "");
+        for (disks, expected) in [
+            (vec![host_disk(files.path("none"), false)], "none`: No such file"),
+            (vec![host_disk(files.path(""), true)], "it is no file"),
+            (vec![host_disk(odd, false)], "odd`: it has 1000 bytes"),
+            (vec![host_disk(empty, false)], "it has 0 bytes"),
+            (vec![host_disk(good.clone(), true), host_disk(files.path("./good"), false)], "two disks have this file"),
+        ] {
+            assert!(why(&disks).contains(expected), "{}", why(&disks));
+        }
+    }
+
+    #[test]
+    fn qemu_is_given_each_device() {
+        let disk = host_disk("a,b.img".into(), true);
+        let forwards = vec!["tcp:127.0.0.1:8022-:22".to_owned()];
+        let cards = [(uplink(0), Network::User { forwards }), (uplink(3), Network::Switch("s,w".into()))];
+        let cards = cards.map(|(mac, network)| HostCard { mac, network }).to_vec();
+        let mut all = Vec::new();
+        HostDevices { disks: vec![disk], cards }
+            .add(&mut |option, value| all.push(format!("{option} {}", value.to_str().unwrap())));
+        assert_eq!(
+            all,
+            [
+                "-blockdev driver=raw,node-name=disk0,read-only=on,discard=unmap,file.driver=file,file.filename=a,,b.img",
+                "-device virtio-blk-device,drive=disk0,serial=twofold-0-0",
+                "-netdev user,id=net0,hostfwd=tcp:127.0.0.1:8022-:22",
+                "-device virtio-net-device,netdev=net0,mac=02:74:66:01:00:00",
+                "-netdev stream,id=net1,server=off,addr.type=unix,addr.path=s,,w",
+                "-device virtio-net-device,netdev=net1,mac=02:74:66:01:00:03",
+            ]
+        );
+    }
 
     #[test]
     fn the_bundle_and_the_machine_agree() {

@@ -15,7 +15,7 @@ use twofold_abi::bundle::{
 use twofold_abi::virt::{MAX_CPUS, RAM_BASE};
 use twofold_workload::policies::Policies;
 
-use crate::devices::{Backing, Devices};
+use crate::devices::{Backing, Devices, DiskError};
 use crate::image::{Image, ImageError};
 use crate::initrd::{self, InitrdError};
 use crate::layout::{DoesNotFit, Layout};
@@ -207,6 +207,9 @@ pub enum GuestError {
     /// A disk in memory that is no whole number of sectors, or empty.
     #[error("a disk of {0} bytes in memory is not possible; give a multiple of {SECTOR} bytes (`--disk memory:SIZE`)")]
     MemoryDisk(u64),
+    /// A disk's file cannot be used.
+    #[error(transparent)]
+    DiskFile(#[from] DiskError),
     /// Too many network cards.
     #[error("{0} network cards are not possible; give at most {NETS_MAX} (`--net`)")]
     Nets(usize),

@@ -146,6 +146,7 @@ impl Machine {
             Loaded::Nothing => add_control(&mut add, channel),
             Loaded::Guest { bundle, .. } => {
                 add_control(&mut add, channel);
+                bundle.devices.add(&mut add);
                 add("-initrd", bundle.path.clone().into());
             }
             Loaded::Kernel { initrd, .. } => {
@@ -175,12 +176,18 @@ fn add_control(add: &mut impl FnMut(&str, OsString), channel: RawFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices::HostDevices;
 
     fn machine() -> Machine {
         Machine {
             image: "twofold.img".into(),
             loaded: Loaded::Guest {
-                bundle: Bundle { path: "guest.bundle".into(), size: 40 << 20, names: Vec::new() },
+                bundle: Bundle {
+                    path: "guest.bundle".into(),
+                    size: 40 << 20,
+                    names: Vec::new(),
+                    devices: HostDevices::default(),
+                },
                 memory: 512 << 20,
             },
             spare_memory: 0,
