@@ -191,6 +191,33 @@ fn a_guest_finds_what_it_wrote_wherever_it_was_mapped() {
 }
 
 /// Sparse memory has no records, so it cannot hold tables. A guest's slot may have it, in blocks of 1 GiB.
+/// A virtqueue's indices are 2 and 4 bytes, at multiples of 2 and of 4. A thread that reads one while another writes it sees
+/// the old or the new one, never half of each.
+#[test]
+fn an_aligned_access_is_whole() {
+    const ROUNDS: u32 = 200_000;
+    let machine = machine(1);
+    let run = machine.arena().donate_part(0, PAGE).unwrap().into_run();
+    for (width, offset) in [(2, 2), (2, 6), (2, 4), (4, 4), (8, 8)] {
+        let (run, machine) = (&run, &machine);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let platform = FastPlatform(Arc::clone(machine));
+                for round in 0..ROUNDS {
+                    run.write(&platform, offset, &[0, 0xff][round as usize % 2..][..1].repeat(width));
+                }
+            });
+            let platform = FastPlatform(Arc::clone(machine));
+            for _ in 0..ROUNDS {
+                let mut bytes = [0; 8];
+                let bytes = &mut bytes[..width];
+                run.read(&platform, offset, bytes);
+                assert!(bytes.iter().all(|byte| *byte == bytes[0]), "{bytes:x?} at {offset}");
+            }
+        });
+    }
+}
+
 #[test]
 fn a_guest_is_given_more_than_the_machine_has() {
     const GIB: u64 = 1 << 30;

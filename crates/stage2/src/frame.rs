@@ -177,6 +177,9 @@ impl Run {
     /// Writes `bytes` into the run, from `offset` on. No guest may have the run mapped: this cleans no lines that the
     /// guest may have in caches.
     ///
+    /// Each store is the widest one, up to 8 bytes, that is aligned and has bytes left. So 2, 4 or 8 bytes at a multiple of
+    /// their number are one store, and no CPU sees half of them.
+    ///
     /// # Panics
     ///
     /// If they do not fit.
@@ -185,22 +188,38 @@ impl Run {
         assert!(fits, "{} bytes do not fit {offset:#x} bytes into {self:?}", bytes.len());
         let pa = self.pa + offset;
         let start = platform.pointer(pa);
-        let words = whole_words(pa, bytes.len());
-        let (whole, rest) = bytes.split_at(words * 8);
-        for (index, word) in whole.as_chunks().0.iter().enumerate() {
-            // SAFETY: inside donated memory, so it is mapped while the platform lives, and no reference covers it.
-            // Frames are aligned, and `pa` is a multiple of 8.
-            unsafe { start.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(*word)) };
-        }
-        for (index, byte) in rest.iter().enumerate() {
-            // SAFETY: as above; bytes need no alignment.
-            unsafe { start.add(words * 8 + index).write_volatile(*byte) };
+        let (mut at, mut left) = (0, bytes);
+        while let Some((now, later)) = left.split_at_checked(units(pa + at as u64, left.len())) {
+            // SAFETY: `now` is inside donated memory, so it is mapped while the platform lives, and no reference covers it.
+            let place = unsafe { start.add(at) };
+            match *now {
+                [] => break,
+                [byte] => {
+                    // SAFETY: as above; a byte needs no alignment.
+                    unsafe { place.write_volatile(byte) }
+                }
+                [a, b] => {
+                    // SAFETY: as above. Frames are aligned, and `units` returns 2 for a multiple of 2.
+                    unsafe { place.cast::<u16>().write_volatile(u16::from_ne_bytes([a, b])) }
+                }
+                [a, b, c, d] => {
+                    // SAFETY: as above. Frames are aligned, and `units` returns 4 for a multiple of 4.
+                    unsafe { place.cast::<u32>().write_volatile(u32::from_ne_bytes([a, b, c, d])) }
+                }
+                _ => {
+                    for (index, word) in now.as_chunks().0.iter().enumerate() {
+                        // SAFETY: as above. Frames are aligned, and `units` returns a multiple of 8 for one of 8.
+                        unsafe { place.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(*word)) };
+                    }
+                }
+            }
+            (at, left) = (at + now.len(), later);
         }
         primitive::data_written(pa, bytes.len() as u64);
     }
 
-    /// Fills `bytes` from `offset` on. If `offset` is a multiple of 8, each whole word is one access. The guest may be
-    /// writing there.
+    /// Fills `bytes` from `offset` on, by loads as wide as the stores of [`write`](Self::write). The guest may be writing
+    /// there.
     ///
     /// # Panics
     ///
@@ -210,16 +229,33 @@ impl Run {
         assert!(fits, "{} bytes at {offset:#x} are not in {self:?}", bytes.len());
         let pa = self.pa + offset;
         let start = platform.pointer(pa);
-        let words = whole_words(pa, bytes.len());
-        let (whole, rest) = bytes.split_at_mut(words * 8);
-        for (index, word) in whole.as_chunks_mut().0.iter_mut().enumerate() {
-            // SAFETY: inside donated memory, so it is mapped while the platform lives, and no reference covers it.
-            // Frames are aligned, and `pa` is a multiple of 8.
-            *word = unsafe { start.cast::<u64>().add(index).read_volatile() }.to_ne_bytes();
-        }
-        for (index, byte) in rest.iter_mut().enumerate() {
-            // SAFETY: as above; bytes need no alignment.
-            *byte = unsafe { start.add(words * 8 + index).read_volatile() };
+        let (mut at, mut left) = (0, bytes);
+        while let Some((now, later)) = left.split_at_mut_checked(units(pa + at as u64, left.len())) {
+            // SAFETY: `now` is inside donated memory, so it is mapped while the platform lives, and no reference covers it.
+            let place = unsafe { start.add(at) };
+            at += now.len();
+            match now.len() {
+                0 => break,
+                1 => {
+                    // SAFETY: as above; a byte needs no alignment.
+                    now.copy_from_slice(&[unsafe { place.read_volatile() }]);
+                }
+                2 => {
+                    // SAFETY: as above. Frames are aligned, and `units` returns 2 for a multiple of 2.
+                    now.copy_from_slice(&unsafe { place.cast::<u16>().read_volatile() }.to_ne_bytes());
+                }
+                4 => {
+                    // SAFETY: as above. Frames are aligned, and `units` returns 4 for a multiple of 4.
+                    now.copy_from_slice(&unsafe { place.cast::<u32>().read_volatile() }.to_ne_bytes());
+                }
+                _ => {
+                    for (index, word) in now.as_chunks_mut().0.iter_mut().enumerate() {
+                        // SAFETY: as above. Frames are aligned, and `units` returns a multiple of 8 for one of 8.
+                        *word = unsafe { place.cast::<u64>().add(index).read_volatile() }.to_ne_bytes();
+                    }
+                }
+            }
+            left = later;
         }
     }
 }
@@ -340,10 +376,21 @@ fn no_pages(pa: Pa, run: u64, offset: u64, size: u64) -> ! {
     panic!("no pages of {size:#x} bytes {offset:#x} bytes into the run of {run:#x} bytes at {pa}")
 }
 
-/// The number of whole words in `bytes` bytes from `pa` on; 0 if `pa` is not a multiple of 8.
+/// How many of `left` bytes from `pa` on are accessed next: 1, 2 or 4 by one access, or all that are whole words. No
+/// access is wider than `pa` is aligned.
 #[inline]
-const fn whole_words(pa: Pa, bytes: usize) -> usize {
-    if pa.is_aligned(8) { bytes / 8 } else { 0 }
+const fn units(pa: Pa, left: usize) -> usize {
+    if pa.is_aligned(8) && left >= 8 {
+        left & !7
+    } else if pa.is_aligned(4) && left >= 4 {
+        4
+    } else if pa.is_aligned(2) && left >= 2 {
+        2
+    } else if left >= 1 {
+        1
+    } else {
+        0
+    }
 }
 
 /// Zeroes `size` bytes, a multiple of 4 KiB. That is a multiple of every `DC ZVA` block (at most 2 KiB).
@@ -409,10 +456,31 @@ mod tests {
     }
 
     #[test]
-    fn words_are_whole_where_they_are_aligned() {
-        let words = |pa, bytes| whole_words(Pa::new(pa), bytes);
-        assert_eq!([words(0x10_0000, 4096), words(0x10_0008, 79), words(0x10_0ff8, 7)], [512, 9, 0]);
-        assert_eq!([words(0x10_0001, 64), words(0x10_0004, 64)], [0, 0]);
+    fn accesses_are_as_wide_as_they_are_aligned() {
+        let all = |pa: u64, bytes: usize| {
+            let (mut at, mut left, mut widths) = (pa, bytes, Vec::new());
+            while left > 0 {
+                let now = units(Pa::new(at), left);
+                widths.push(now);
+                (at, left) = (at + now as u64, left - now);
+            }
+            widths
+        };
+        for (pa, bytes, widths) in [
+            (0x10_0000, 4096, &[4096][..]),
+            (0x10_0008, 79, &[72, 4, 2, 1]),
+            (0x10_0ff8, 7, &[4, 2, 1]),
+            (0x10_0001, 64, &[1, 2, 4, 56, 1]),
+            (0x10_0004, 64, &[4, 56, 4]),
+            (0x10_0002, 2, &[2]),
+            (0x10_0006, 2, &[2]),
+            (0x10_0004, 4, &[4]),
+            (0x10_0003, 2, &[1, 1]),
+            (0x10_0002, 4, &[2, 2]),
+        ] {
+            assert_eq!(all(pa, bytes), widths, "{bytes} bytes at {pa:#x}");
+        }
+        assert_eq!(units(Pa::new(0x10_0000), 0), 0);
     }
 
     #[test]
