@@ -6,12 +6,14 @@
 //! finds by its address. [`HostDevices`] says which these are, for QEMU, and [`disk`] and [`net`] say so for the bundle.
 //! Invariant: both are made from the same settings by the same rule, so they agree.
 //!
-//! Two QEMUs on one image: QEMU locks the image, and the second one does not start, unless both only read.
+//! Two QEMUs on one image: QEMU locks the image, and the second one does not start, unless both only read. An NBD server
+//! serves as many as it likes.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -46,6 +48,8 @@ pub struct Disk {
 pub enum Backing {
     /// A raw image.
     File(PathBuf),
+    /// What an NBD server at this Unix socket serves. It decides who may write, so two machines can have it.
+    Server(PathBuf),
     /// This number of bytes of the machine's memory, a multiple of [`SECTOR`] that is not 0. They begin as zeros, and are
     /// lost at the end.
     Memory(u64),
@@ -79,8 +83,8 @@ pub struct HostDevices {
 pub struct HostDisk {
     /// Its serial number.
     pub serial: String,
-    /// The file.
-    pub file: PathBuf,
+    /// Where it is: [`Backing::File`] or [`Backing::Server`].
+    pub backing: Backing,
     /// Nothing writes to it.
     pub is_read_only: bool,
 }
@@ -94,11 +98,11 @@ pub struct HostCard {
     pub network: Network,
 }
 
-/// Why a disk's file cannot be used.
+/// Why a disk cannot be used.
 #[derive(Debug, Error)]
 #[error("`--disk {}`: {why}", path.display())]
 pub struct DiskError {
-    /// The file.
+    /// The file, or the server's socket.
     pub path: PathBuf,
     /// The reason.
     pub why: WhyNot,
@@ -113,6 +117,9 @@ pub enum WhyNot {
     /// It is a directory or the like.
     #[error("it is no file; give a raw image")]
     NoFile,
+    /// There is no socket.
+    #[error("no NBD server listens there; start one first, at this path of a Unix socket")]
+    NoServer,
     /// Its size.
     #[error("it has {0} bytes; a disk has a multiple of {SECTOR}, and at least one sector")]
     Size(u64),
@@ -129,7 +136,7 @@ impl HostDevices {
     /// The first that cannot be used, with the reason.
     pub fn check(&self) -> Result<(), DiskError> {
         for (number, disk) in self.disks.iter().enumerate() {
-            disk.check(&self.disks[..number]).map_err(|why| DiskError { path: disk.file.clone(), why })?;
+            disk.check(&self.disks[..number]).map_err(|why| DiskError { path: disk.path().to_owned(), why })?;
         }
         Ok(())
     }
@@ -137,12 +144,14 @@ impl HostDevices {
     /// QEMU's arguments.
     pub(crate) fn add(&self, add: &mut impl FnMut(&str, OsString)) {
         for (number, disk) in self.disks.iter().enumerate() {
-            let HostDisk { serial, file, is_read_only } = disk;
+            let HostDisk { serial, backing, is_read_only } = disk;
             let access = if *is_read_only { "on" } else { "off" };
-            let head = format!(
-                "driver=raw,node-name=disk{number},read-only={access},discard=unmap,file.driver=file,file.filename="
-            );
-            add("-blockdev", joined(&head, file));
+            let place = match backing {
+                Backing::Server(_) => "file.driver=nbd,file.server.type=unix,file.server.path=",
+                _ => "file.driver=file,file.filename=",
+            };
+            let head = format!("driver=raw,node-name=disk{number},read-only={access},discard=unmap,{place}");
+            add("-blockdev", joined(&head, disk.path()));
             add("-device", format!("virtio-blk-device,drive=disk{number},serial={serial}").into());
         }
         for (number, HostCard { mac, network }) in self.cards.iter().enumerate() {
@@ -169,9 +178,9 @@ impl HostDevices {
         let mut all = Self::default();
         for (guest, settings) in guests.iter().enumerate() {
             for (number, disk) in settings.devices.disks.iter().enumerate() {
-                if let Backing::File(file) = &disk.backing {
+                if !matches!(disk.backing, Backing::Memory(_)) {
                     let serial = serial(guest, number);
-                    all.disks.push(HostDisk { serial, file: file.clone(), is_read_only: disk.is_read_only });
+                    all.disks.push(HostDisk { serial, backing: disk.backing.clone(), is_read_only: disk.is_read_only });
                 }
             }
         }
@@ -185,8 +194,19 @@ impl HostDevices {
 }
 
 impl HostDisk {
+    fn path(&self) -> &Path {
+        match &self.backing {
+            Backing::File(path) | Backing::Server(path) => path,
+            Backing::Memory(_) => Path::new(""),
+        }
+    }
+
     fn check(&self, others: &[Self]) -> Result<(), WhyNot> {
-        let file = File::options().read(true).write(!self.is_read_only).open(&self.file)?;
+        if let Backing::Server(path) = &self.backing {
+            let is_there = path.metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
+            return if is_there { Ok(()) } else { Err(WhyNot::NoServer) };
+        }
+        let file = File::options().read(true).write(!self.is_read_only).open(self.path())?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(WhyNot::NoFile);
@@ -194,9 +214,9 @@ impl HostDisk {
         if metadata.len() == 0 || !metadata.len().is_multiple_of(SECTOR) {
             return Err(WhyNot::Size(metadata.len()));
         }
-        let path = self.file.canonicalize()?;
+        let path = self.path().canonicalize()?;
         for other in others {
-            if !(self.is_read_only && other.is_read_only) && other.file.canonicalize()? == path {
+            if !(self.is_read_only && other.is_read_only) && other.path().canonicalize()? == path {
                 return Err(WhyNot::Twice);
             }
         }
@@ -222,7 +242,7 @@ pub(crate) fn disk(guest: usize, number: usize, disk: &Disk) -> bundle::Disk {
     let mut id = [0; bundle::disk::ID_MAX];
     id[..serial.len()].copy_from_slice(serial.as_bytes());
     let (kind, sectors) = match disk.backing {
-        Backing::File(_) => (bundle::disk::HOST, 0),
+        Backing::File(_) | Backing::Server(_) => (bundle::disk::HOST, 0),
         Backing::Memory(bytes) => (bundle::disk::MEMORY, bytes / SECTOR),
     };
     let flags = if disk.is_read_only { bundle::disk::READ_ONLY } else { 0 };
@@ -270,7 +290,11 @@ mod tests {
     use crate::guest::tests::GuestFiles;
 
     fn host_disk(file: PathBuf, is_read_only: bool) -> HostDisk {
-        HostDisk { serial: "twofold-0-0".to_owned(), file, is_read_only }
+        HostDisk { serial: "twofold-0-0".to_owned(), backing: Backing::File(file), is_read_only }
+    }
+
+    fn server(socket: &Path) -> HostDisk {
+        HostDisk { backing: Backing::Server(socket.to_owned()), ..host_disk(PathBuf::new(), false) }
     }
 
     #[test]
@@ -290,9 +314,14 @@ mod tests {
             (vec![host_disk(odd, false)], "odd`: it has 1000 bytes"),
             (vec![host_disk(empty, false)], "it has 0 bytes"),
             (vec![host_disk(good.clone(), true), host_disk(files.path("./good"), false)], "two disks have this file"),
+            (vec![server(&good)], "good`: no NBD server listens there"),
+            (vec![server(&files.path("none"))], "no NBD server listens there"),
         ] {
             assert!(why(&disks).contains(expected), "{}", why(&disks));
         }
+        let socket = files.path("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert_eq!(why(&[server(&socket), host_disk(good, false)]), "");
     }
 
     #[test]
@@ -302,13 +331,16 @@ mod tests {
         let cards = [(uplink(0), Network::User { forwards }), (uplink(3), Network::Switch("s,w".into()))];
         let cards = cards.map(|(mac, network)| HostCard { mac, network }).to_vec();
         let mut all = Vec::new();
-        HostDevices { disks: vec![disk], cards }
+        HostDevices { disks: vec![disk, server(Path::new("s,1"))], cards }
             .add(&mut |option, value| all.push(format!("{option} {}", value.to_str().unwrap())));
         assert_eq!(
             all,
             [
                 "-blockdev driver=raw,node-name=disk0,read-only=on,discard=unmap,file.driver=file,file.filename=a,,b.img",
                 "-device virtio-blk-device,drive=disk0,serial=twofold-0-0",
+                "-blockdev driver=raw,node-name=disk1,read-only=off,discard=unmap,file.driver=nbd,file.server.type=unix,\
+                 file.server.path=s,,1",
+                "-device virtio-blk-device,drive=disk1,serial=twofold-0-0",
                 "-netdev user,id=net0,hostfwd=tcp:127.0.0.1:8022-:22",
                 "-device virtio-net-device,netdev=net0,mac=02:74:66:01:00:00",
                 "-netdev stream,id=net1,server=off,addr.type=unix,addr.path=s,,w",

@@ -282,7 +282,7 @@ impl GuestSettings {
         });
         let disks = self.devices.disks.iter().map(|disk| match disk.backing {
             Backing::Memory(bytes) => bytes,
-            Backing::File(_) => 0,
+            Backing::File(_) | Backing::Server(_) => 0,
         });
         disks.fold(self.memory.saturating_add(test), u64::saturating_add)
     }
