@@ -44,6 +44,8 @@ pub struct Transport {
     pub registers: Range<u64>,
     /// Its interrupt, if the tree names one that is shared.
     pub interrupt: Option<Shared>,
+    /// Its accesses to memory are coherent with the caches (`dma-coherent`).
+    pub is_coherent: bool,
 }
 
 /// A shared interrupt of the machine.
@@ -238,7 +240,8 @@ fn transports(root: FdtNode<'static>) -> ArrayVec<Transport, MAX_TRANSPORTS> {
     let nodes = root.children().filter(|node| is_used(node) && node.is_compatible("virtio,mmio"));
     let transport = |node| {
         let registers = regions(node)?.next()?.filter(|range| range.end - range.start >= REGISTERS)?;
-        Some(Transport { registers, interrupt: shared(node) })
+        let is_coherent = node.property("dma-coherent").is_some();
+        Some(Transport { registers, interrupt: shared(node), is_coherent })
     };
     nodes.filter_map(transport).take(MAX_TRANSPORTS).collect()
 }

@@ -112,6 +112,11 @@ pub(crate) fn interrupt(board: &Board) -> Option<board::Shared> {
     board.virtio.iter().find(|transport| transport.registers.start == base)?.interrupt
 }
 
+/// Whether the channel's device has its registers there.
+pub(crate) fn is_at(base: u64) -> bool {
+    BASE.get().is_some_and(|own| *own as u64 == base)
+}
+
 /// The port's interrupt was taken: it is asserted no longer. What it was for is found by the next [`poll`].
 ///
 /// This is no use of the device as in U3: the owner does the same before it looks at the queues, in any order with this.

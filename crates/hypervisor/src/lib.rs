@@ -49,6 +49,7 @@
 //! | [`panic`](mod@panic) | the one report before the end |
 //! | [`console`], [`control`], [`semihosting`] | the outputs |
 //! | [`channel`], [`serial_port`] | the framed control channel, and the driver of its port, a virtio console's |
+//! | [`host_devices`] | the machine's disks and network cards, behind those of the guests |
 //! | [`serial`] | the machine's UART as the far end of the guest's |
 //! | [`power`], `mitigation`, [`shutdown`] | calls to the firmware: PSCI, workarounds; the exit of the image |
 //! | [`heap`] | `alloc` |
@@ -82,6 +83,7 @@ pub mod gic;
 pub mod guest_cpu;
 mod guest_ram;
 pub mod heap;
+pub mod host_devices;
 pub mod inject;
 pub mod life;
 pub mod masked;

@@ -29,6 +29,7 @@ use crate::experiment::{ExitObserver, Observer};
 use crate::gic::physical::{self, Unusable};
 use crate::gic::sources::{NoInterrupt, Sources};
 use crate::guest_cpu::GuestCpu;
+use crate::host_devices::uplink::CardTask;
 use crate::memory::Taken;
 use crate::platform::Counted;
 use crate::registers::Cpu;
@@ -39,7 +40,10 @@ use crate::survey::{self, SurveyError};
 use crate::tasks::{ChannelTask, RestartTask};
 use crate::vcpu::Runnable;
 use crate::vm::{self, Parts, Vm};
-use crate::{channel, commands, control, cpus, error, heap, log, panic, power, println, read_sysreg, serial, shutdown};
+use crate::{
+    channel, commands, control, cpus, error, heap, host_devices, log, panic, power, println, read_sysreg, serial,
+    shutdown,
+};
 
 /// Makes the guests and runs them. `bundle` is the boot loader's; `taken` is the rest of the memory.
 pub fn run(board: &'static Board, bundle: &'static [u8], taken: Taken) -> ! {
@@ -68,13 +72,16 @@ const CHANNEL_WEIGHT: Weight = DEFAULT_WEIGHT;
 fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
     let guests = vm::install(made.guests, made.channel_task);
     panic::set_last_exits(vm::write_last_exits);
-    // In the order in which `Maker::guest` has added them.
+    // In the order in which `Maker::guest` and `make` have added them.
     let mut entities: Vec<&'static dyn Entity> = Vec::new();
     for vm in guests {
         for index in 0..vm.vcpus.len() {
             entities.push(Box::leak(Box::new(Runnable { vm, index })));
         }
         entities.push(Box::leak(Box::new(RestartTask(vm))));
+    }
+    for task in host_devices::cards().iter().filter_map(|card| CardTask::of(card)) {
+        entities.push(Box::leak(Box::new(task)));
     }
     if let Some(task) = made.channel_task {
         entities.push(Box::leak(Box::new(ChannelTask::new(task, guests))));
@@ -176,6 +183,7 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     let host = Host { free: frames.huge_pages() * HUGE_PAGE, vmid_bits: features.vmid_bits, missing: None };
     let admitted = guests::admit(&bundle.guests, &host)?;
     let port = channel::interrupt(board);
+    host_devices::find(board);
     let sources = Sources { port, ..Sources::of(board, Cpu::read().has_physical_offset())? };
     // SAFETY: the board is this machine's, and only the boot CPU runs, once, here.
     unsafe { physical::set_up(board, &sources)? };
@@ -192,6 +200,10 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     let frames = divide(frames, &bundle.guests, &admitted, has(flags::TEST_SCARCE))?;
     for ((guest, admitted), own) in bundle.guests.iter().zip(&admitted).zip(frames) {
         all.push(maker.guest(guest, admitted, own, baselines, waits_trap)?);
+    }
+    for card in host_devices::cards().iter().filter(|card| card.is_attached()) {
+        let group = maker.scheduler.add_group(DEFAULT_WEIGHT);
+        card.set_task(maker.scheduler.add(group));
     }
     let channel_task = port.map(|_| {
         let group = maker.scheduler.add_group(CHANNEL_WEIGHT);

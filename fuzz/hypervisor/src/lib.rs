@@ -22,6 +22,7 @@ pub mod count;
 pub mod cpus;
 #[path = "../../../crates/hypervisor/src/guest_cpu/mod.rs"]
 pub mod guest_cpu;
+pub mod host_devices;
 #[path = "../../../crates/hypervisor/src/inject.rs"]
 pub mod inject;
 #[path = "../../../crates/hypervisor/src/masked.rs"]

@@ -127,6 +127,9 @@ fn transports_that_are_whole_are_found() {
         if !interrupts.is_empty() {
             set(&mut node, "interrupts", interrupts.to_vec());
         }
+        if name == "virtio_mmio@a000000" {
+            set(&mut node, "dma-coherent", Vec::<u32>::new());
+        }
         tree.root.add_child(node);
     };
     add("virtio_mmio@a000000", &[0, 0xa00_0000, 0, 0x200], "okay", &[0, 16, 1]);
@@ -139,7 +142,10 @@ fn transports_that_are_whole_are_found() {
     add("virtio_mmio@a001e00", &[0, 0xa00_1e00, 0, 0x200], "okay", &[0, 18]);
     add("virtio_mmio@a002000", &[0, 0xa00_2000, 0, 0x200], "okay", &[]);
     let found = read(&tree).unwrap().virtio;
-    let transport = |registers, interrupt| Transport { registers, interrupt };
+    let transport = |registers: std::ops::Range<u64>, interrupt| {
+        let is_coherent = registers.start == 0xa00_0000;
+        Transport { registers, interrupt, is_coherent }
+    };
     let expected = [
         transport(0xa00_0000..0xa00_0200, Some(Shared { intid: 48, is_edge: true })),
         transport(0xa00_0a00..0xa00_1a00, Some(Shared { intid: 49, is_edge: false })),

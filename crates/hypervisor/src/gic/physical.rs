@@ -18,7 +18,7 @@ use thiserror::Error;
 use super::sources::{KICK, Sources};
 use crate::board::{Board, Shared};
 use crate::sysreg::{dsb_ishst, isb};
-use crate::write_sysreg;
+use crate::{host_devices, write_sysreg};
 
 /// Why the GIC cannot be used.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -37,8 +37,8 @@ impl From<GicError> for Unusable {
     }
 }
 
-/// Sets the distributor up: all shared interrupts are disabled, except those of the UART and of the control channel's
-/// port, which go to the boot CPU.
+/// Sets the distributor up: all shared interrupts are disabled, except those of the UART, of the control channel's
+/// port and of the machine's disks and cards, which go to the boot CPU.
 ///
 /// # Safety
 ///
@@ -56,7 +56,7 @@ pub unsafe fn set_up(board: &Board, sources: &Sources) -> Result<(), Unusable> {
     distributor.enable_all_interrupts(false);
     distributor.configure_default_settings();
     let uart = Shared { intid: sources.uart, is_edge: false };
-    for Shared { intid, is_edge } in [uart].into_iter().chain(sources.port) {
+    for Shared { intid, is_edge } in [uart].into_iter().chain(sources.port).chain(host_devices::interrupts()) {
         let Some(shared) = intid.checked_sub(32) else { continue };
         distributor.set_trigger(IntId::spi(shared), if is_edge { Trigger::Edge } else { Trigger::Level })?;
         distributor.set_routing(IntId::spi(shared), board.cpus.first().copied())?;

@@ -22,7 +22,7 @@ use crate::pmu::Counter;
 use crate::schedule::{self, Schedule};
 use crate::stats::Meter;
 use crate::switch::Switch;
-use crate::{cpus, mitigation, read_sysreg, timer};
+use crate::{cpus, host_devices, mitigation, read_sysreg, timer};
 
 /// What a CPU runs: a vCPU, or a task of the hypervisor.
 pub(crate) trait Entity: Sync {
@@ -211,6 +211,7 @@ impl ThisCpu {
         {
             last.port_interrupt();
         }
+        host_devices::interrupt(intid);
     }
 
     /// K3: a console asks for the task of the control channel. The caller arms EL2's timer afterwards.
