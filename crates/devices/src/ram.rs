@@ -24,6 +24,12 @@ pub trait GuestRam {
     /// one of the error may have been written and are marked; nothing of later ones is.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), RamError>;
 
+    /// Whether the caller leaves what it can leave for a later call, because this CPU is needed elsewhere. It has done
+    /// something when it asks.
+    fn should_pause(&self) -> bool {
+        false
+    }
+
     /// Orders this caller's accesses before the call and those after it, as [`Barrier`] says, for all vCPUs.
     fn barrier(&self, barrier: Barrier) {
         fence(match barrier {

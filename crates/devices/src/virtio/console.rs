@@ -106,7 +106,10 @@ impl ConsoleModel {
         terminal: &mut impl Terminal,
     ) -> Result<Next, Stop> {
         queue.pay(ram)?;
-        for _ in 0..BUDGET {
+        for step in 0..BUDGET {
+            if step > 0 && ram.should_pause() {
+                return Ok(Next::Again);
+            }
             if self.sending.is_empty() {
                 if !queue.is_notified {
                     return Ok(Next::Idle);
@@ -149,7 +152,10 @@ impl ConsoleModel {
     ) -> Result<Next, Stop> {
         queue.pay(ram)?;
         let mut chain = Chain::EMPTY;
-        for _ in 0..BUDGET {
+        for step in 0..BUDGET {
+            if step > 0 && ram.should_pause() {
+                return Ok(Next::Again);
+            }
             if !queue.is_notified || terminal.input().is_empty() {
                 return Ok(Next::Idle);
             }

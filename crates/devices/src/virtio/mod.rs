@@ -12,7 +12,8 @@
 //!   (`chain.rs`). Each access of memory goes through [`GuestRam`](crate::GuestRam), which checks it against the memslots
 //!   and marks what is written. A guest that breaks a rule finds DEVICE_NEEDS_RESET, or its request fails.
 //! * **A poll is bounded**: at most [`SEGMENTS`] descriptors a chain, and a fixed number of chains and bytes. If there is
-//!   more to do, it returns [`Next::Again`].
+//!   more to do, it returns [`Next::Again`]. After each chain it does so if the embedder
+//!   [asks for a pause](crate::GuestRam::should_pause).
 //! * **Absent pages lose nothing.** A poll that meets one returns [`Next::Absent`]. What the guest can see and what the
 //!   far end was given are then from before the step that failed, or the step is in the state: the next poll does it.
 //!   A step that has an effect outside comes after all that can fail, or before a debt that is kept (`queue.rs`).

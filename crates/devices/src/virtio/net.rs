@@ -132,7 +132,10 @@ impl NetModel {
     fn send(&self, queue: &mut Queue, features: u64, ram: &impl GuestRam, port: &mut impl Port) -> Result<Next, Stop> {
         queue.pay(ram)?;
         let mut chain = Chain::EMPTY;
-        for _ in 0..BUDGET {
+        for step in 0..BUDGET {
+            if step > 0 && ram.should_pause() {
+                return Ok(Next::Again);
+            }
             if !queue.is_notified || self.is_up && !port.has_room() {
                 return Ok(Next::Idle);
             }
@@ -171,7 +174,10 @@ impl NetModel {
     ) -> Result<Next, Stop> {
         queue.pay(ram)?;
         let mut chain = Chain::EMPTY;
-        for _ in 0..BUDGET {
+        for step in 0..BUDGET {
+            if step > 0 && ram.should_pause() {
+                return Ok(Next::Again);
+            }
             let Some(frame) = port.incoming() else { return Ok(Next::Idle) };
             if !self.is_up || !(FRAME_MIN..=FRAME_MAX).contains(&frame.len()) {
                 port.consume();

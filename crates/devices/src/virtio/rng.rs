@@ -53,7 +53,10 @@ impl Default for Rng {
 fn fill(queue: &mut Queue, features: u64, ram: &impl GuestRam, entropy: &mut impl Entropy) -> Result<Next, Stop> {
     queue.pay(ram)?;
     let mut chain = Chain::EMPTY;
-    for _ in 0..BUDGET {
+    for step in 0..BUDGET {
+        if step > 0 && ram.should_pause() {
+            return Ok(Next::Again);
+        }
         if !queue.is_notified {
             return Ok(Next::Idle);
         }

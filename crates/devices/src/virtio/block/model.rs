@@ -89,7 +89,10 @@ impl BlockModel {
                 return Ok(Next::Idle);
             }
         }
-        for _ in 0..BUDGET {
+        for step in 0..BUDGET {
+            if step > 0 && ram.should_pause() {
+                return Ok(Next::Again);
+            }
             if !queue.is_notified {
                 return Ok(Next::Idle);
             }
