@@ -35,6 +35,9 @@
 //! | `barriers.dsb`, `.isb` | barriers of the engine |
 //! | `cache.lines_cleaned`, `.lines_invalidated`, `.icache_all` | D-cache lines cleaned (and invalidated) to PoC, I-cache lines and whole I-caches invalidated |
 //! | `memory.frames_zeroed` | 4 KiB frames zeroed before the guest saw them |
+//! | `virtio.notifications` | writes by which guests asked a virtio device for work; these rows are there if a guest has such a device |
+//! | `disk.requests`, `.bytes_read`, `.bytes_written`, `.errors` | requests that disks have completed, and those with an error |
+//! | `net.frames_sent`, `.bytes_sent`, `.frames_received`, `.bytes_received`, `.frames_dropped` | frames of network cards; dropped: for want of room in the card's queue, or sent with an address that is another's |
 //! | `heap.grown` | bytes of EL2's heap in use beyond those at the guest's first entry |
 //! | `el2_instructions.total` | instructions retired at EL2 from the guest's first entry; only with [`COUNT`](crate::bundle::flags::COUNT) |
 //! | `el2_instructions.by_exit.KIND` | the same by the exit that caused them; their sum is the total |
@@ -42,8 +45,8 @@
 //! | `first_touches.pages_4k`, `.blocks_2m`, `.blocks_1g` | the number of these first touches |
 //! | `el2_instructions.write_fault` | the part of the total spent on write faults on read-only mappings |
 //! | `faults.write` | the number of these faults |
-//! | `el2_instructions.gic`, `.uart`, `.rtc` | the part of the total spent on accesses to that emulated device |
-//! | `longest_masked.KIND`, `.first_touch_4k`, `.first_touch_2m`, `.first_touch_1g`, `.write_fault`, `.gic`, `.uart`, `.rtc`, `.phase` | the most instructions that EL2 executed with interrupts masked, from an exit of this kind to the entry, or to where EL2 looked for an interrupt; a `KIND` is without the exits that have a key of their own; only with [`COUNT`](crate::bundle::flags::COUNT) |
+//! | `el2_instructions.gic`, `.uart`, `.rtc`, `.virtio` | the part of the total spent on accesses to that emulated device, for virtio with the work that they ask for |
+//! | `longest_masked.KIND`, `.first_touch_4k`, `.first_touch_2m`, `.first_touch_1g`, `.write_fault`, `.gic`, `.uart`, `.rtc`, `.virtio`, `.phase` | the most instructions that EL2 executed with interrupts masked, from an exit of this kind to the entry, or to where EL2 looked for an interrupt; a `KIND` is without the exits that have a key of their own; only with [`COUNT`](crate::bundle::flags::COUNT) |
 //! | `phase.NAME.N.instructions` | with [`MEASURE`](crate::bundle::flags::MEASURE), instructions at EL2 while the guest was in that [phase](crate::vendor::PHASES) for the `N`th time, from 1 on; 0 without [`COUNT`](crate::bundle::flags::COUNT) |
 //! | `phase.NAME.N.faults.KIND`, `.mapped.LEAF`, `.tables.allocated`, `.tables.freed`, `.memory.frames_zeroed`, `.tlbi.OPERATION`, `.barriers.dsb`, `.barriers.isb`, `.cache.lines_cleaned`, `.cache.lines_invalidated`, `.cache.icache_all` | as the figures of the same names, during the phase; a figure of 0 is left out |
 //! | `phase.NAME.N.pages`, `.blocks` | pages that the log reported, and blocks that were coalesced, during the phase; a figure of 0 is left out |

@@ -33,6 +33,14 @@ pub const PHYSICAL_TIMER_INTERRUPT: u32 = 30;
 pub const STOLEN_TIME_BASE: u64 = 0x090A_0000;
 /// Bytes of that RAM.
 pub const STOLEN_TIME_SIZE: u64 = 0x1_0000;
+/// Start of the transports of virtio devices, one after the other.
+pub const VIRTIO_BASE: u64 = 0x0A00_0000;
+/// Bytes of one transport's registers.
+pub const VIRTIO_SIZE: u64 = 0x200;
+/// How many transports there are. A guest's devices have the first ones: disks, network cards, console, random bytes.
+pub const VIRTIO_COUNT: usize = 32;
+/// The first transport's interrupt, as an INTID. The others' follow.
+pub const VIRTIO_INTERRUPT: u32 = 48;
 /// Start of guest RAM.
 pub const RAM_BASE: u64 = 0x4000_0000;
 /// The virtual address of an experiment's [test memory](crate::bundle::Guest::test_start), the same as in KVM's

@@ -160,6 +160,11 @@ impl<'a> Config<'a> {
         virt::RAM_BASE.saturating_add(self.memory).max(test)
     }
 
+    /// How many virtio devices the guest has.
+    pub fn virtio_devices(&self) -> usize {
+        self.disks.len() + self.nets.len() + self.devices.count_ones() as usize
+    }
+
     /// Whether a bit of [`bundle::flags`] is set.
     pub fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0

@@ -34,6 +34,10 @@ pub fn build(config: &Config<'_>, layout: &Layout, affinities: &[u64]) -> Vec<u8
     root.add_child(clock());
     root.add_child(uart());
     root.add_child(rtc());
+    // Linux names disks and cards in the order in which it finds them, which is that of the nodes.
+    for number in 0..config.virtio_devices() {
+        root.add_child(virtio(number as u32));
+    }
     tree.to_dtb()
 }
 
@@ -126,6 +130,19 @@ fn rtc() -> DeviceTreeNode {
     set(&mut node, "interrupts", &interrupt(virt::RTC_INTERRUPT)[..]);
     set(&mut node, "clocks", CLOCK_PHANDLE);
     set(&mut node, "clock-names", "apb_pclk");
+    node
+}
+
+/// A transport. Its interrupt is an edge, as on QEMU's `virt`. The devices access memory as the CPUs do.
+fn virtio(number: u32) -> DeviceTreeNode {
+    const EDGE_RISING: u32 = 1;
+    let base = virt::VIRTIO_BASE + u64::from(number) * virt::VIRTIO_SIZE;
+    let mut node = DeviceTreeNode::new_unchecked(format!("virtio_mmio@{base:x}"));
+    let [kind, shared, _] = interrupt(virt::VIRTIO_INTERRUPT + number);
+    set(&mut node, "compatible", "virtio,mmio");
+    set(&mut node, "reg", reg(&[(base, virt::VIRTIO_SIZE)]));
+    set(&mut node, "interrupts", &[kind, shared, EDGE_RISING][..]);
+    set(&mut node, "dma-coherent", &[0u8; 0][..]);
     node
 }
 

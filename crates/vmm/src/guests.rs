@@ -16,6 +16,10 @@ use crate::load::{Layout, LoadError};
 use crate::name::Name;
 use crate::scheduler::Weight;
 
+mod devices;
+
+pub use devices::{DEVICE_MEMORY, HOST_DISK_MEMORY, device_memory, plugs};
+
 /// A guest to start.
 #[derive(Clone, Copy, Debug)]
 pub struct Guest<'a> {
@@ -59,6 +63,8 @@ pub struct Admitted {
     pub layout: Layout,
     /// The most frames of 4 KiB that it may own: its memory, and all tables that can map it.
     pub frames: u64,
+    /// The huge pages that its disks in memory take, beside `frames`.
+    pub disk_pages: u64,
     /// Its VMID, which no other guest has.
     pub vmid: u16,
     /// Its weight.
@@ -109,13 +115,40 @@ pub enum Why {
     Memory(u64),
     /// There is less memory.
     #[error(
-        "--memory: it takes {wanted} MiB with its tables, and {free} MiB are free, or left by the guests before it"
+        "--memory: it takes {wanted} MiB with its tables and disks in memory, and {free} MiB are free, or left by the guests \
+         before it"
     )]
     NoMemory {
         /// What it takes, in MiB.
         wanted: u64,
         /// What is free, in MiB.
         free: u64,
+    },
+    /// Two cards with one address.
+    #[error("--net {number}: a card of guest {other:?} has the same address")]
+    SameMac {
+        /// The card's place, from 1.
+        number: usize,
+        /// The other card's guest.
+        other: Name,
+    },
+    /// A network with two uplinks.
+    #[error("--net {number}: guest {other:?} has another way to the outside in the same network: give both the same")]
+    Uplink {
+        /// The card's place, from 1.
+        number: usize,
+        /// The guest with the other one.
+        other: Name,
+    },
+    /// Two disks write to the same sectors, or one reads what the other writes.
+    #[error(
+        "--disk {number}: guest {other:?} has the same disk, and one of them writes: give both read-only, or two files"
+    )]
+    SharedDisk {
+        /// The disk's place, from 1.
+        number: usize,
+        /// The guest with the other one.
+        other: Name,
     },
     /// An image is not what it is given as.
     #[error(transparent)]
@@ -140,14 +173,15 @@ pub fn admit(guests: &[Guest<'_>], host: &Host) -> Result<Vec<Admitted>, Refused
         return Err(Refused::Count { given, most });
     }
     let mut admitted = Vec::with_capacity(given);
-    let mut free = host.free;
+    let mut free = host.free.saturating_sub(device_memory(guests).next_multiple_of(HUGE_PAGE));
     for (number, guest) in guests.iter().enumerate() {
         let refused = |why| Refused::Guest { name: guest.name, why };
         if guests[..number].iter().any(|other| other.name == guest.name) {
             return Err(refused(Why::SameName));
         }
+        devices::check(guest, &guests[..number]).map_err(refused)?;
         let one = check(guest, number as u16 + 1, free).map_err(refused)?;
-        free -= one.frames * PAGE;
+        free -= one.frames * PAGE + one.disk_pages * HUGE_PAGE;
         admitted.push(one);
     }
     let given = guests.iter().map(|guest| u64::from(guest.config.cpus)).sum();
@@ -184,11 +218,14 @@ fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
     // RAM is given in huge pages, and so is that of stolen time, in a slot of its own.
     let huge_pages = total(config).div_ceil(HUGE_PAGE) + STOLEN_TIME;
     let frames = huge_pages.saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config));
-    if frames.checked_mul(PAGE).is_none_or(|bytes| bytes > free) {
-        return Err(Why::NoMemory { wanted: frames.div_ceil(256), free: free >> 20 });
+    let disk_pages = config.disks.iter().map(devices::pages_in_memory).fold(0, u64::saturating_add);
+    let bytes = frames.checked_mul(PAGE).zip(disk_pages.checked_mul(HUGE_PAGE));
+    if bytes.and_then(|(frames, disks)| frames.checked_add(disks)).is_none_or(|bytes| bytes > free) {
+        let wanted = frames.div_ceil(256).saturating_add(disk_pages.saturating_mul(2));
+        return Err(Why::NoMemory { wanted, free: free >> 20 });
     }
     let layout = Layout::new(config)?;
-    Ok(Admitted { layout, frames, vmid, weight: guest.weight })
+    Ok(Admitted { layout, frames, disk_pages, vmid, weight: guest.weight })
 }
 
 const HUGE_PAGE: u64 = twofold_memory::HUGE_PAGE;
