@@ -9,7 +9,8 @@
 //! There is a lock for each device, held for one access or one interrupt, and never while a guest runs. A device's line
 //! is set under that device's lock, so the controller sees the levels in the order in which the registers made them. The
 //! order is: UART or clock, then the interrupt controller ([`gic::guest`](crate::gic::guest)), then the scheduler. No other
-//! lock is taken under these.
+//! lock is taken under these, but that the virtio console moves bytes of the guest's memory under the UART's lock
+//! ([`virtio`](crate::virtio) has the steps of those devices).
 //!
 //! # A console on the control channel
 //!
@@ -37,6 +38,7 @@ use spin::Mutex;
 use twofold_abi::virt;
 use twofold_devices::pl011::{ByteSink, Full};
 use twofold_devices::vgic::{ConfigError, Frame};
+use twofold_devices::virtio::console::Terminal;
 use twofold_devices::{InterruptLine, Pl011, Pl031, Width};
 use twofold_vmm::console::{Console, Notice};
 use twofold_vmm::name::Name;
@@ -47,6 +49,7 @@ use crate::clock::Clock;
 use crate::gic::guest::{GuestGic, Waiting};
 use crate::gic::sources::Sources;
 use crate::mmio::Operation;
+use crate::virtio::{Place, VirtioDevices};
 use crate::{console, print, println, serial};
 
 /// The devices of a guest.
@@ -61,6 +64,8 @@ pub struct Devices {
     rtc: Mutex<Pl031>,
     clock: Clock,
     vcpus: usize,
+    /// The virtio devices.
+    pub virtio: VirtioDevices,
 }
 
 /// A register of a device.
@@ -72,6 +77,8 @@ pub enum Device {
     Uart(u64),
     /// The clock's, at this offset.
     Rtc(u64),
+    /// A virtio device's.
+    Virtio(Place),
 }
 
 struct Uart {
@@ -81,6 +88,10 @@ struct Uart {
     level: bool,
     /// The machine's UART has bytes for which there is no room here, and its interrupt is off.
     is_behind: bool,
+    /// The guest has sent by the virtio console last, and gets its input there.
+    on_virtio: bool,
+    /// The virtio console waits for room.
+    virtio_waits: bool,
 }
 
 impl Devices {
@@ -89,17 +100,31 @@ impl Devices {
     /// # Errors
     ///
     /// [`ConfigError`].
-    pub fn new(board: &Board, vcpus: &[(u64, EntityId)], sources: &Sources, wire: Wire) -> Result<Self, ConfigError> {
+    pub fn new(
+        board: &Board,
+        vcpus: &[(u64, EntityId)],
+        sources: &Sources,
+        wire: Wire,
+        virtio: VirtioDevices,
+    ) -> Result<Self, ConfigError> {
         let clock = Clock::read(board);
         let on_channel = matches!(wire, Wire::Channel(_));
         Ok(Self {
             gic: GuestGic::new(vcpus, sources)?,
-            uart: Mutex::new(Uart { model: Pl011::new(), wire, level: false, is_behind: false }),
+            uart: Mutex::new(Uart {
+                model: Pl011::new(),
+                wire,
+                level: false,
+                is_behind: false,
+                on_virtio: false,
+                virtio_waits: false,
+            }),
             on_channel,
             has_notice: AtomicBool::new(false),
             rtc: Mutex::new(Pl031::new(clock.now())),
             clock,
             vcpus: vcpus.len(),
+            virtio,
         })
     }
 
@@ -112,14 +137,17 @@ impl Devices {
         if let Some(frame) = Frame::locate(ipa, self.vcpus) {
             return Some(Device::Gic(frame));
         }
-        match at(virt::UART_BASE, virt::UART_SIZE) {
-            Some(offset) => Some(Device::Uart(offset)),
+        if let Some(offset) = at(virt::UART_BASE, virt::UART_SIZE) {
+            return Some(Device::Uart(offset));
+        }
+        match Place::at(ipa) {
+            Some(place) => Some(Device::Virtio(place)),
             None => at(virt::RTC_BASE, virt::RTC_SIZE).map(Device::Rtc),
         }
     }
 
     /// An access of vCPU `vcpu`, which runs on this CPU. Returns the value of a load, or `None` if the guest has to
-    /// repeat it.
+    /// repeat it. Those of virtio devices need more: [`Vm::virtio`](crate::vm::Vm).
     #[inline]
     pub fn access(
         &self,
@@ -134,6 +162,7 @@ impl Devices {
             Device::Uart(offset) => Some(self.uart(Some(vcpu), offset, width, operation)),
             Device::Gic(frame) => self.gic.access(vcpu, frame, width, operation, waiting),
             Device::Rtc(offset) => Some(self.rtc(Some(vcpu), offset, width, operation)),
+            Device::Virtio(_) => Some(0),
         }
     }
 
@@ -150,7 +179,29 @@ impl Devices {
         }
         self.deliver(uart, &mut line);
         self.set_uart_line(here, uart, line);
+        self.wake_virtio(uart);
         Some(done)
+    }
+
+    /// Calls `act` with the guest's console, as the far end of its virtio console. The caller then takes the
+    /// [notice](Self::notice).
+    pub(crate) fn terminal<T>(&self, act: impl FnOnce(&mut VirtioTerminal<'_>) -> T) -> T {
+        let mut uart = self.uart.lock();
+        let done = act(&mut VirtioTerminal(&mut uart));
+        if let Wire::Channel(console) = &uart.wire
+            && console.has_notice()
+        {
+            self.has_notice.store(true, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// Something has changed for the virtio console, perhaps.
+    fn wake_virtio(&self, uart: &mut Uart) {
+        let has_input = uart.on_virtio && matches!(&uart.wire, Wire::Channel(console) if console.has_input());
+        if core::mem::take(&mut uart.virtio_waits) || has_input {
+            self.virtio.wake_console();
+        }
     }
 
     /// K2: takes the console's notice.
@@ -183,6 +234,10 @@ impl Devices {
             serial::set_transmit_interrupt(false);
             uart.model.transmit(&mut uart.wire, &mut line);
         }
+        if uart.virtio_waits {
+            serial::set_transmit_interrupt(false);
+            self.wake_virtio(uart);
+        }
         while uart.model.room() > 0
             && let Some(byte) = serial::receive()
         {
@@ -200,11 +255,13 @@ impl Devices {
         {
             let mut uart = self.uart.lock();
             uart.model = Pl011::new();
+            (uart.on_virtio, uart.virtio_waits) = (false, false);
             self.set_uart_line(None, &mut uart, false);
         }
         let mut rtc = self.rtc.lock();
         *rtc = Pl031::new(self.clock.now());
         self.gic.set_shared(None, virt::RTC_INTERRUPT, false);
+        self.virtio.reset(&self.gic);
         // It fails only if a vCPU is loaded.
         let _ = self.gic.reset();
     }
@@ -251,6 +308,7 @@ impl Devices {
             if let Wire::Channel(console) = &mut uart.wire
                 && uart.model.send_at_once(offset, width, value, &mut ToConsole(console))
             {
+                uart.on_virtio = false;
                 if console.has_notice() {
                     self.has_notice.store(true, Ordering::Relaxed);
                 }
@@ -285,7 +343,7 @@ impl Devices {
     #[inline(never)]
     fn deliver(&self, uart: &mut Uart, line: &mut bool) {
         let Wire::Channel(console) = &mut uart.wire else { return };
-        while uart.model.room() > 0 && !console.input().is_empty() {
+        while !uart.on_virtio && uart.model.room() > 0 && !console.input().is_empty() {
             let taken = uart.model.receive(console.input(), line);
             console.read(taken);
         }
@@ -373,6 +431,31 @@ impl ByteSink for ToConsole<'_> {
     #[inline(always)]
     fn put(&mut self, byte: u8) -> Result<(), Full> {
         self.0.write(byte).map_err(|_| Full)
+    }
+}
+
+/// The guest's console as the far end of its virtio console, under the UART's lock.
+pub(crate) struct VirtioTerminal<'a>(&'a mut Uart);
+
+impl Terminal for VirtioTerminal<'_> {
+    fn output(&mut self, bytes: &[u8]) -> usize {
+        self.0.on_virtio = true;
+        let taken = bytes.iter().take_while(|byte| self.0.wire.put(**byte).is_ok()).count();
+        self.0.virtio_waits = taken < bytes.len();
+        taken
+    }
+
+    fn input(&self) -> &[u8] {
+        match &self.0.wire {
+            Wire::Channel(console) if self.0.on_virtio => console.input(),
+            _ => &[],
+        }
+    }
+
+    fn consume(&mut self, count: usize) {
+        if let Wire::Channel(console) = &mut self.0.wire {
+            console.read(count);
+        }
     }
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guest's memory as the models of devices reach it: through the gate that checks the bounds and marks dirty pages.
 //!
-//! Invariant: eight aligned bytes are one store. The model of stolen time depends on it, because another vCPU may read
-//! them meanwhile.
+//! Invariant: 2, 4 or 8 aligned bytes are one access. The models depend on it, because another vCPU may access them
+//! meanwhile.
 
 use twofold_devices::{GuestRam, RamError};
 use twofold_memory::{Error, GuestMemory};
-use twofold_stage2::Ipa;
+use twofold_stage2::{Ipa, Platform};
 
 use crate::experiment::EnginePlatform;
 
@@ -20,6 +20,10 @@ impl GuestRam for Ram<'_> {
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), RamError> {
         self.0.write(Ipa::new(address), bytes).map_err(|error| why(address, &error))
+    }
+
+    fn should_pause(&self) -> bool {
+        self.0.stage2().platform().interrupt_is_pending()
     }
 }
 

@@ -37,8 +37,10 @@ use crate::restart::Images;
 use crate::schedule;
 use crate::schedule::cpu::Entity;
 use crate::survey::{self, SurveyError};
-use crate::tasks::{ChannelTask, RestartTask};
+use crate::tasks::{ChannelTask, IoTask, RestartTask};
 use crate::vcpu::Runnable;
+use crate::virtio::host::{HostCard, HostDisk};
+use crate::virtio::make::{DeviceError, Machine, Supplies};
 use crate::vm::{self, Parts, Vm};
 use crate::{
     channel, commands, control, cpus, error, heap, host_devices, log, panic, power, println, read_sysreg, serial,
@@ -79,6 +81,9 @@ fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
             entities.push(Box::leak(Box::new(Runnable { vm, index })));
         }
         entities.push(Box::leak(Box::new(RestartTask(vm))));
+        if let Some(entity) = vm.devices().virtio.task() {
+            entities.push(Box::leak(Box::new(IoTask { vm, entity })));
+        }
     }
     for task in host_devices::cards().iter().filter_map(|card| CardTask::of(card)) {
         entities.push(Box::leak(Box::new(task)));
@@ -157,6 +162,9 @@ pub enum StartupError {
     /// The guest's interrupt controller cannot be made.
     #[error(transparent)]
     GuestGic(#[from] vgic::ConfigError),
+    /// The guests' virtio devices cannot be made.
+    #[error(transparent)]
+    Devices(#[from] DeviceError),
     /// The interrupt controller cannot be used.
     #[error(transparent)]
     Gic(#[from] Unusable),
@@ -194,7 +202,9 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
         return Err(StartupError::NoChannel);
     }
     let metadata = taken.metadata;
-    let mut maker = Maker { board, sources, guest_cpu, needs, features, metadata, scheduler, shares_uart, on_channel };
+    let supplies = Supplies::new(&bundle.guests, &mut frames, MACHINE)?;
+    let mut maker =
+        Maker { board, sources, guest_cpu, needs, features, metadata, scheduler, shares_uart, on_channel, supplies };
     let waits_trap = vcpus as usize > cpus;
     let mut all = Vec::with_capacity(bundle.guests.len());
     let frames = divide(frames, &bundle.guests, &admitted, has(flags::TEST_SCARCE))?;
@@ -229,7 +239,15 @@ struct Maker {
     shares_uart: bool,
     /// Whether the control channel has the guests' consoles.
     on_channel: bool,
+    /// What the guests' virtio devices are made from.
+    supplies: Supplies,
 }
+
+/// The machine's devices behind those of the guests.
+const MACHINE: Machine = Machine {
+    disk: |id| host_devices::disk(id).map(|disk| disk as &dyn HostDisk),
+    card: |mac| host_devices::card(mac).map(|card| card as &dyn HostCard),
+};
 
 impl Maker {
     fn guest(
@@ -246,16 +264,19 @@ impl Maker {
         let affinities: Vec<u64> = (0..u64::from(config.cpus)).map(affinity).collect();
         let vcpus: Vec<_> = affinities.iter().map(|mpidr| (*mpidr, self.scheduler.add(group))).collect();
         let task = self.scheduler.add(group);
+        let io_task = (config.virtio_devices() > 0).then(|| self.scheduler.add(group));
         let wire = match (self.on_channel, self.shares_uart) {
             (true, _) => Wire::channel(),
             (false, true) => Wire::shared(*name),
             (false, false) => Wire::Whole,
         };
-        let devices = Devices::new(self.board, &vcpus, &self.sources, wire)?;
         let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
         // SAFETY: EL2 maps all RAM one to one, and the frames are RAM that nothing else uses.
         let platform = unsafe { Counted::new(self.metadata, &self.features) };
         let platform = observed(platform, &self.features);
+        let has_random = self.guest_cpu.has_random();
+        let virtio = self.supplies.devices(guest, io_task, has_random, (&platform, &self.features))?;
+        let devices = Devices::new(self.board, &vcpus, &self.sources, wire, virtio)?;
         let given = given(config, &mut frames, &platform)?;
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(admitted.vmid), frames, config.pages)?;
         let mut add = |slot| memory.add_slot(slot).map_err(MemoryError::from);

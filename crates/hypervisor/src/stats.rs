@@ -16,6 +16,7 @@ use twofold_stage2::fault::FaultKind;
 use crate::count::Impossible;
 use crate::platform::InstructionCounts;
 use crate::pmu::Counter;
+use crate::virtio::VirtioDevices;
 use crate::{control, cpus, heap};
 
 /// One vCPU's counters.
@@ -60,6 +61,8 @@ pub enum Purpose {
     Rtc,
     /// The end of a vCPU's turn, and the beginning of the next one.
     Switch,
+    /// An access to a virtio device, with the work that it asks for.
+    Virtio,
 }
 
 /// The syndrome under which an exit because of a physical interrupt is counted: hardware gives it none, and this class is
@@ -68,7 +71,7 @@ pub const INTERRUPT: u64 = 0x3f << 26;
 
 const CLASSES: usize = 64;
 /// The classes, then the purposes.
-const PURPOSES: usize = CLASSES + 10;
+const PURPOSES: usize = CLASSES + 11;
 const LAST: usize = 8;
 
 impl Purpose {
@@ -82,6 +85,7 @@ impl Purpose {
                 Self::Uart => 7,
                 Self::Rtc => 8,
                 Self::Switch => 9,
+                Self::Virtio => 10,
             }
     }
 }
@@ -268,6 +272,8 @@ pub struct Figures<'a> {
     pub memory: Counts,
     /// Those of the engine.
     pub engine: &'a InstructionCounts,
+    /// Its virtio devices.
+    pub virtio: &'a VirtioDevices,
 }
 
 /// Calls `each` with group, name and value of the figures of one guest, which may run; always in this order. The
@@ -280,6 +286,7 @@ pub fn for_each_figure(guest: &Figures<'_>, mut each: impl FnMut(&str, &str, u64
     }
     let sum = |of: &dyn Fn(&Stats) -> u64| vcpus.clone().map(of).sum::<u64>();
     for_each_class(|name, of| each("exits", name, of.map(|class| sum(&|stats| get(&stats.exits[class]))).sum()));
+    guest.virtio.for_each_count(&mut each);
     let total = sum(&Stats::all_instructions);
     if total != 0 {
         each("el2_instructions", "total", total);
@@ -308,6 +315,7 @@ pub fn report(guests: &[Figures<'_>]) {
         stat("first_touches", name, guests.iter().map(|guest| guest.memory.first_touches[level]).sum());
     }
     stat("heap", "grown", heap::grown());
+    VirtioDevices::for_each_sum(guests.iter().map(|guest| guest.virtio), stat);
     for_each_class(|name, of| stat("exits", name, of.map(|class| sum(&|s| get(&s.exits[class]))).sum()));
     let total = sum(&Stats::all_instructions);
     if total != 0 {
@@ -357,7 +365,8 @@ fn report_masked<'a>(vcpus: &(impl Iterator<Item = &'a Stats> + Clone)) {
 /// The sizes of leaf, by level.
 const LEAVES: [(usize, &str); 3] = [(3, "pages_4k"), (2, "blocks_2m"), (1, "blocks_1g")];
 /// The devices with a row of their own.
-const DEVICES: [(Purpose, &str); 3] = [(Purpose::Gic, "gic"), (Purpose::Uart, "uart"), (Purpose::Rtc, "rtc")];
+const DEVICES: [(Purpose, &str); 4] =
+    [(Purpose::Gic, "gic"), (Purpose::Uart, "uart"), (Purpose::Rtc, "rtc"), (Purpose::Virtio, "virtio")];
 const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
 const FIRST_TOUCHES: [(Level, &str); 3] =
     [(Level::L1, "first_touch_1g"), (Level::L2, "first_touch_2m"), (Level::L3, "first_touch_4k")];

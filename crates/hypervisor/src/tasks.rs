@@ -23,6 +23,22 @@ impl Entity for RestartTask {
     }
 }
 
+/// Does the work of a guest's virtio devices that its vCPUs leave ([`virtio`](crate::virtio)).
+pub(crate) struct IoTask {
+    pub(crate) vm: &'static Vm,
+    pub(crate) entity: EntityId,
+}
+
+impl Entity for IoTask {
+    fn id(&self) -> EntityId {
+        self.entity
+    }
+
+    fn turn(&self, cpu: &mut ThisCpu, _: &mut Switch, decision: Decision) -> Decision {
+        cpu.work(decision, || self.vm.io())
+    }
+}
+
 /// Answers the launcher ([`commands`](crate::commands)). It has a group of its own, so it gets its share of the CPUs
 /// however much the guests run, and takes it from all of them.
 pub(crate) struct ChannelTask {

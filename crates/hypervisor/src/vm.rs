@@ -14,9 +14,11 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use spin::{Mutex, MutexGuard, Once};
 use twofold_abi::channel::GuestState;
 use twofold_abi::{bundle, exit, virt};
+use twofold_devices::Width;
 use twofold_memory::{Error, GuestMemory, HUGE_PAGE, SlotId};
 use twofold_stage2::{Features, Ipa};
 use twofold_vmm::agreement;
+use twofold_vmm::console::Notice;
 use twofold_vmm::life::State;
 use twofold_vmm::mitigation::Needs;
 use twofold_vmm::name::Name;
@@ -33,6 +35,7 @@ use crate::gic::physical::{self, OwnRedistributor};
 use crate::gic::sources::Sources;
 use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::life::Shared;
+use crate::mmio::Operation;
 use crate::registers::{self, Confinement};
 use crate::release::{self, Release};
 use crate::restart::{self, Images, Restart};
@@ -41,6 +44,7 @@ use crate::schedule::deadlines::Due;
 use crate::stats::{self, Figures, Stats};
 use crate::switch::{LastVcpu, Seat};
 use crate::vcpu::state::Vcpu;
+use crate::virtio::{Around, Place};
 use crate::{channel, control, cpus, platform, power, schedule, shutdown};
 
 pub(crate) mod commanded;
@@ -353,6 +357,23 @@ impl Vm {
         schedule::wake(self.task);
     }
 
+    /// An access of vCPU `here`, which runs on this CPU, to a virtio device. Returns the value of a load.
+    pub(crate) fn virtio(&self, here: usize, at: Place, width: Width, operation: Operation) -> u64 {
+        self.devices.virtio.access(at, width, operation, Around { vm: self, here: Some(here) })
+    }
+
+    /// A piece of the work of the I/O task.
+    pub(crate) fn io(&self) -> Progress {
+        let progress = self.devices.virtio.work(Around { vm: self, here: None });
+        // The virtio console may have written.
+        if self.devices.notice() != Notice::None
+            && let Some(task) = GUESTS.get().and_then(|guests| guests.channel_task)
+        {
+            schedule::wake(task);
+        }
+        progress
+    }
+
     /// A piece of the work of a restart, or of the release of what an ended guest had.
     pub(crate) fn restart(&self) -> Progress {
         match self.release.work(self) {
@@ -442,6 +463,7 @@ impl Vm {
             vcpus: self.vcpus.iter().map(|vcpu| &vcpu.stats).collect(),
             memory: self.memory.counts(),
             engine: self.memory.stage2().platform().counts(),
+            virtio: &self.devices.virtio,
         }
     }
 
@@ -488,8 +510,8 @@ impl restart::Guest for Vm {
 
     fn has_turns(&self) -> bool {
         // A vCPU's lock is free only between two turns, and a turn that begins after this looked sees that the guest has
-        // stopped.
-        self.vcpus.iter().any(|vcpu| vcpu.state.try_lock().is_none())
+        // stopped. So it is with the I/O task's.
+        self.vcpus.iter().any(|vcpu| vcpu.state.try_lock().is_none()) || self.devices.virtio.has_turn()
     }
 
     fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error> {
@@ -524,6 +546,7 @@ impl restart::Guest for Vm {
         self.announce();
         if runs == Some(true) {
             schedule::wake(self.vcpus[0].entity);
+            self.devices.virtio.go_on();
         }
     }
 }

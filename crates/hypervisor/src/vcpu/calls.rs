@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a call of the guest needs of the hypervisor (`twofold_vmm::calls`).
 
-use core::arch::asm;
-
 use twofold_stage2::Ipa;
 use twofold_vmm::calls::{Host, Mitigation, Workaround};
 
 use super::stolen::Stolen;
+use crate::virtio::random;
 use crate::vm::Vm;
 
 /// The hypervisor, for a call of this guest by the vCPU with this stolen time.
@@ -34,18 +33,8 @@ impl Host for Here<'_> {
         if !self.has_random() {
             return None;
         }
-        let (value, is_good): (u64, u64);
-        // SAFETY: the register exists on all CPUs of this guest. The read sets the flags, which is declared.
-        unsafe {
-            asm!(
-                "mrs {value}, s3_3_c2_c4_0", // RNDR
-                "cset {is_good}, ne",
-                value = out(reg) value,
-                is_good = out(reg) is_good,
-                options(nomem, nostack),
-            );
-        }
-        (is_good != 0).then_some(value)
+        // SAFETY: all CPUs of this guest have the register.
+        unsafe { random::number() }
     }
 
     fn vendor(&mut self, _vcpu: usize, _arguments: [u64; 4]) -> Option<i64> {

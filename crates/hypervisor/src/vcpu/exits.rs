@@ -266,6 +266,7 @@ impl<'a> Loaded<'a> {
             Device::Gic(_) => Purpose::Gic,
             Device::Uart(_) => Purpose::Uart,
             Device::Rtc(_) => Purpose::Rtc,
+            Device::Virtio(_) => Purpose::Virtio,
         });
         let order = Order::of(self.running.context().pstate, read_sysreg!(SCTLR_EL1));
         let operation = match access.is_write {
@@ -273,19 +274,24 @@ impl<'a> Loaded<'a> {
             false => Operation::Read,
         };
         let waiting = &mut self.own.waiting;
-        let Some(value) = self.vm.devices().access(self.index, device, access.width, operation, waiting) else {
-            return true;
+        let value = match device {
+            Device::Virtio(place) => Some(self.vm.virtio(self.index, place, access.width, operation)),
+            _ => self.vm.devices().access(self.index, device, access.width, operation, waiting),
         };
+        let Some(value) = value else { return true };
         if !access.is_write {
             access.load(&mut self.running.context().x, value, order);
         }
         match device {
             Device::Gic(_) => {}
-            Device::Uart(_) => {
+            Device::Uart(_) | Device::Virtio(_) => {
                 let notice = self.vm.devices().notice();
                 if notice != Notice::None {
                     self.cpu.console_asks(notice);
                     self.arm();
+                }
+                if let Device::Virtio(_) = device {
+                    self.in_pieces();
                 }
             }
             Device::Rtc(_) => {

@@ -1,10 +1,360 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's virtio devices: what is behind the models of `twofold_devices::virtio`.
+//! A guest's virtio devices: the models of `twofold_devices::virtio`, their locks, and what is behind them.
 //!
 //! | file | contents |
 //! |---|---|
+//! | this one | the transports, the locks, and which CPU does a device's work |
+//! | `disk`, `memory_disk`, `machine_disk` | a disk and its requests; in memory; on a disk of the machine |
+//! | `card` | a network card |
+//! | `console`, `random` | the virtio console; random bytes |
+//! | [`make`] | the devices that a bundle asks for |
 //! | [`host`] | what the machine's disks and cards have to do for those of guests |
 //! | [`network`] | a network between guests, and its lock |
+//!
+//! # Which CPU works
+//!
+//! A vCPU that notifies a device does the work at once: for a few frames or a request that is all there is, and nothing is
+//! scheduled. It stops when an interrupt waits for this CPU, or when the model has done as much as one call may do. The rest
+//! is the I/O task's, an entity in the guest's own group of the scheduler. So a guest pays for its own devices.
+//!
+//! * V1: a vCPU that accesses a device's registers takes the device's lock.
+//! * V2: the model answers. If that asks for no work, V4 follows.
+//! * V3: the device works. A device that could do more is noted as due.
+//! * V4: the vCPU sets the device's line, and releases the lock.
+//! * V5: without a lock, it wakes the I/O task if the device is due.
+//! * F1: a far end that has something (a frame, a completion, room) notes the device as due and wakes the task
+//!   ([`Waker`]). It holds no lock of the guest.
+//! * I1: the task takes its *turn*: a lock that it alone holds. If the guest may not run, it releases it, and has finished.
+//! * I2: for each device that is due, it takes the note, then the device's lock, and does V3 and V4.
+//! * I3: it releases its turn. If a device is due, it goes on after this CPU has taken its interrupts.
+//!
+//! The order of locks is: turn, device, then one of: the UART (for the virtio console), the network or the machine's disk;
+//! the guest's memory; then the interrupt controller, then the scheduler.
+//!
+//! No wake-up is lost: a note is made after what it is about, and taken before the device looks for that (I2). A task that
+//! finishes in I1 leaves the notes, and the guest's continuation and its restart wake it again.
+//!
+//! # Stop, reset, end
+//!
+//! A guest has stopped when no vCPU has a turn and neither has the task: [`VirtioDevices::has_turn`] tries the lock of I1,
+//! by the argument of `life` for the vCPUs. From then on nothing writes to the guest's memory. What far ends complete
+//! waits for I2. A reset comes after that: [`VirtioDevices::reset`] resets every model, and what a disk of the machine
+//! still works on is an orphan. An ended guest takes no further turn.
+//!
+//! No page is ever absent at EL2 today, since no store is attached. A device that meets one is due again.
 
+mod card;
+mod console;
+mod disk;
 pub mod host;
+mod machine_disk;
+pub mod make;
+mod memory_disk;
 pub mod network;
+pub(crate) mod random;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use spin::Mutex;
+use twofold_abi::virt;
+use twofold_devices::virtio::{Console, Next, Rng};
+use twofold_devices::{InterruptLine, Width};
+use twofold_vmm::scheduler::EntityId;
+
+use self::card::Card;
+use self::disk::Disk;
+use self::host::Waker;
+use crate::guest_ram::Ram;
+use crate::mmio::Operation;
+use crate::schedule;
+use crate::schedule::cpu::Progress;
+use crate::vm::Vm;
+
+/// The virtio devices of a guest.
+pub struct VirtioDevices {
+    slots: Vec<Slot>,
+    /// I1.
+    turn: Mutex<()>,
+    /// The I/O task; `None` if there are no devices.
+    task: Option<EntityId>,
+    /// The waker of the console.
+    console: Option<Waker>,
+}
+
+/// A register of a transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    transport: usize,
+    offset: u64,
+}
+
+struct Slot {
+    waker: Waker,
+    device: Mutex<Device>,
+}
+
+struct Device {
+    kind: Kind,
+    /// The level of its line, as the interrupt controller knows it.
+    level: bool,
+    /// How often the guest has notified it.
+    notifications: u64,
+}
+
+/// A device, with its far end.
+pub(crate) enum Kind {
+    /// A disk.
+    Disk(Box<Disk>),
+    /// A network card.
+    Card(Box<Card>),
+    /// The virtio console.
+    Console(Box<Console>),
+    /// Random bytes.
+    Random(Rng),
+}
+
+/// What a device's work needs of its guest.
+#[derive(Clone, Copy)]
+pub(crate) struct Around<'a> {
+    pub(crate) vm: &'a Vm,
+    /// The vCPU of this guest that is loaded on this CPU.
+    pub(crate) here: Option<usize>,
+}
+
+impl Place {
+    /// The register at this address.
+    #[must_use]
+    pub fn at(ipa: u64) -> Option<Self> {
+        let offset = ipa.checked_sub(virt::VIRTIO_BASE)?;
+        let transport = (offset / virt::VIRTIO_SIZE) as usize;
+        (transport < virt::VIRTIO_COUNT).then_some(Self { transport, offset: offset % virt::VIRTIO_SIZE })
+    }
+}
+
+impl VirtioDevices {
+    /// The devices of a guest, in the order of their transports, each with its waker.
+    fn new(task: Option<EntityId>, devices: Vec<(Kind, Waker)>) -> Self {
+        let is_console = |(kind, waker): &(Kind, Waker)| matches!(kind, Kind::Console(_)).then_some(*waker);
+        let console = devices.iter().find_map(is_console);
+        let slot = |(kind, waker)| Slot { waker, device: Mutex::new(Device { kind, level: false, notifications: 0 }) };
+        Self { slots: devices.into_iter().map(slot).collect(), turn: Mutex::new(()), task, console }
+    }
+
+    /// The I/O task.
+    #[must_use]
+    pub fn task(&self) -> Option<EntityId> {
+        self.task
+    }
+
+    /// Whether the I/O task has its turn.
+    #[must_use]
+    pub fn has_turn(&self) -> bool {
+        self.turn.try_lock().is_none()
+    }
+
+    /// The guest may run again: the task looks at what came meanwhile.
+    pub fn go_on(&self) {
+        if let Some(task) = self.task {
+            schedule::wake(task);
+        }
+    }
+
+    /// F1 for the virtio console, if there is one: it has input, or room.
+    pub fn wake_console(&self) {
+        if let Some(waker) = &self.console {
+            waker.wake();
+        }
+    }
+
+    /// Whether there is a virtio console.
+    #[must_use]
+    pub fn has_console(&self) -> bool {
+        self.console.is_some()
+    }
+
+    /// V1 to V5. Returns the value of a load.
+    #[inline(never)]
+    pub(crate) fn access(&self, at: Place, width: Width, operation: Operation, around: Around<'_>) -> u64 {
+        let Some(slot) = self.slots.get(at.transport) else { return empty(at.offset, width, operation) };
+        let mut device = slot.device.lock();
+        let value = match operation {
+            Operation::Read => return device.kind.read(at.offset, width),
+            Operation::Write(value) => value,
+        };
+        let mut line = device.level;
+        let mut is_due = false;
+        if device.kind.write(at.offset, width, value, &mut line) {
+            device.notifications += 1;
+            is_due = device.kind.work(around, &mut line);
+        }
+        device.set_line(at.transport, line, around);
+        drop(device);
+        if is_due {
+            slot.waker.wake();
+        }
+        0
+    }
+
+    /// A piece of the I/O task's work: I1 to I3.
+    pub(crate) fn work(&self, around: Around<'_>) -> Progress {
+        let _turn = self.turn.lock();
+        if around.vm.has_stopped() {
+            return Progress::Finished;
+        }
+        let mut progress = Progress::Finished;
+        for (number, slot) in self.slots.iter().enumerate() {
+            if !slot.waker.take() {
+                continue;
+            }
+            let mut device = slot.device.lock();
+            let mut line = device.level;
+            if device.kind.work(around, &mut line) {
+                slot.waker.note();
+                progress = Progress::More;
+            }
+            device.set_line(number, line, around);
+        }
+        progress
+    }
+
+    /// All devices are as after a reset. No vCPU has a turn, and neither has the task.
+    pub(crate) fn reset(&self, gic: &crate::gic::guest::GuestGic) {
+        for (number, slot) in self.slots.iter().enumerate() {
+            let mut device = slot.device.lock();
+            let mut line = false;
+            device.kind.reset(&mut line);
+            device.level = false;
+            gic.set_shared(None, interrupt(number), false);
+            // A far end may have something left, which it learns to forget at the next look.
+            slot.waker.note();
+        }
+    }
+
+    /// Calls `each` with group, name and value of the devices' counts; not at all if there are none.
+    pub fn for_each_count(&self, each: impl FnMut(&str, &str, u64)) {
+        Self::for_each_sum(core::iter::once(self), each);
+    }
+
+    /// As [`for_each_count`](Self::for_each_count), with the sums over several guests.
+    pub fn for_each_sum<'a>(guests: impl Iterator<Item = &'a Self>, mut each: impl FnMut(&str, &str, u64)) {
+        let mut sums = [0; COUNTS.len()];
+        let mut slots = guests.flat_map(|guest| &guest.slots).peekable();
+        if slots.peek().is_none() {
+            return;
+        }
+        for slot in slots {
+            let device = slot.device.lock();
+            sums[0] += device.notifications;
+            for (sum, count) in sums[1..].iter_mut().zip(device.kind.counts()) {
+                *sum += count;
+            }
+        }
+        for ((group, name), sum) in COUNTS.iter().zip(sums) {
+            each(group, name, sum);
+        }
+    }
+}
+
+/// The counts of a guest's devices, in the order of [`Kind::counts`], after the notifications.
+const COUNTS: [(&str, &str); 10] = [
+    ("virtio", "notifications"),
+    ("disk", "requests"),
+    ("disk", "bytes_read"),
+    ("disk", "bytes_written"),
+    ("disk", "errors"),
+    ("net", "frames_sent"),
+    ("net", "bytes_sent"),
+    ("net", "frames_received"),
+    ("net", "bytes_received"),
+    ("net", "frames_dropped"),
+];
+
+impl Device {
+    /// V4.
+    fn set_line(&mut self, transport: usize, level: bool, around: Around<'_>) {
+        if self.level != level {
+            self.level = level;
+            around.vm.devices().gic.set_shared(around.here, interrupt(transport), level);
+        }
+    }
+}
+
+impl Kind {
+    fn read(&self, offset: u64, width: Width) -> u64 {
+        match self {
+            Self::Disk(disk) => disk.block.read(offset, width),
+            Self::Card(card) => card.net.read(offset, width),
+            Self::Console(console) => console.read(offset, width),
+            Self::Random(random) => random.read(offset, width),
+        }
+    }
+
+    /// V2. Returns whether it asks for work.
+    fn write(&mut self, offset: u64, width: Width, value: u64, line: &mut impl InterruptLine) -> bool {
+        match self {
+            Self::Disk(disk) => disk.block.write(offset, width, value, line),
+            Self::Card(card) => card.net.write(offset, width, value, line),
+            Self::Console(console) => console.write(offset, width, value, line),
+            Self::Random(random) => random.write(offset, width, value, line),
+        }
+    }
+
+    /// V3. Returns whether there is more to do.
+    fn work(&mut self, around: Around<'_>, line: &mut impl InterruptLine) -> bool {
+        let ram = Ram(around.vm.memory());
+        let next = match self {
+            Self::Disk(disk) => disk.work(&ram, line),
+            Self::Card(card) => card.work(&ram, line),
+            Self::Console(console) => console::work(console, around.vm, &ram, line),
+            Self::Random(random) => random::work(random, around.vm, &ram, line),
+        };
+        match next {
+            Next::Idle => false,
+            Next::Again | Next::Absent(_) => true,
+            Next::Broken(fault) => {
+                around.vm.refused(format_args!("a virtio driver broke a rule: {fault}"));
+                // What the far end holds of before is an orphan now.
+                true
+            }
+        }
+    }
+
+    fn reset(&mut self, line: &mut impl InterruptLine) {
+        match self {
+            Self::Disk(disk) => disk.block.reset(line),
+            Self::Card(card) => card.reset(line),
+            Self::Console(console) => console.reset(line),
+            Self::Random(random) => random.reset(line),
+        }
+    }
+
+    fn counts(&self) -> [u64; COUNTS.len() - 1] {
+        match self {
+            Self::Disk(disk) => {
+                let disk::Counts { requests, read, written, errors } = disk.counts;
+                [requests, read, written, errors, 0, 0, 0, 0, 0]
+            }
+            Self::Card(card) => {
+                let (card::Counts { sent, bytes_sent, received, bytes_received }, dropped) = card.counts();
+                [0, 0, 0, 0, sent, bytes_sent, received, bytes_received, dropped]
+            }
+            Self::Console(_) | Self::Random(_) => [0; _],
+        }
+    }
+}
+
+/// The interrupt of a transport, as an INTID.
+fn interrupt(transport: usize) -> u32 {
+    virt::VIRTIO_INTERRUPT + transport as u32
+}
+
+/// A transport without a device has an identity, and the device number 0 (VIRTIO 1.2, 4.2.2).
+fn empty(offset: u64, width: Width, operation: Operation) -> u64 {
+    const MAGIC: u64 = u32::from_le_bytes(*b"virt") as u64;
+    match (operation, width, offset) {
+        (Operation::Read, Width::Word, 0) => MAGIC,
+        (Operation::Read, Width::Word, 4) => 2,
+        _ => 0,
+    }
+}

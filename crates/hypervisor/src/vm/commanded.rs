@@ -61,6 +61,7 @@ impl Vm {
         for vcpu in &self.vcpus {
             schedule::wake(vcpu.entity);
         }
+        self.devices.virtio.go_on();
         Ok(())
     }
 
