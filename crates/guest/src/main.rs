@@ -44,6 +44,7 @@ mod touch;
 mod uart;
 mod vcpus;
 mod vendor;
+mod virtio;
 mod watch;
 mod wild;
 
@@ -117,6 +118,8 @@ enum Failure<'a> {
     Exits(#[from] exits::Failure),
     #[error("replay: FAILED: {0}")]
     Replay(#[from] replay::Failure),
+    #[error("check: FAILED: {0}")]
+    Virtio(#[from] virtio::Failure),
     #[error("semihosting: FAILED: {0}")]
     Semihosting(#[from] semihosting::Failure),
     #[error("wild: FAILED: {0}")]
@@ -169,6 +172,11 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Nowhere => lifecycle::nowhere(&memory)?,
         Program::Together => lifecycle::together()?,
         Program::Refused { calls } => lifecycle::refused(calls)?,
+        Program::Virtio { frames } => virtio::run(&memory, frames)?,
+        Program::Storm { rounds, seed } => {
+            virtio::storm::run(&memory, rounds, seed)?;
+            virtio::run(&memory, 0)?;
+        }
         Program::Semihosting { path } => semihosting::run(path)?,
         Program::Wild { address } => return Err(Failure::Wild(wild::run(address))),
     }

@@ -67,6 +67,10 @@ pub enum Program<'a> {
     Exits { count: u64 },
     /// `replay=EVENTS`: executes random events at the interrupt controller.
     Replay(replay::Settings),
+    /// `virtio=FRAMES`: uses each virtio device, and exchanges this number of frames with another guest.
+    Virtio { frames: u64 },
+    /// `storm=ROUNDS`: breaks the rules of virtio devices, and then uses them as it should.
+    Storm { rounds: u64, seed: u64 },
     /// `hang`: does nothing for ever.
     Hang,
     /// `semihosting=PATH`: tries to create a file of the host's.
@@ -139,6 +143,8 @@ impl<'a> Program<'a> {
                     every: named(arguments, "every")?,
                     seed: seed(arguments)?,
                 }),
+                "virtio" => Self::Virtio { frames: number(key, value)? },
+                "storm" => Self::Storm { rounds: number(key, value)?, seed: seed(arguments)? },
                 "hang" => Self::Hang,
                 "semihosting" => Self::Semihosting { path: value },
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },

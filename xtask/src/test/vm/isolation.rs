@@ -53,6 +53,22 @@ pub fn system_registers(machines: &Machines, step: u64, part: u64) -> anyhow::Re
     Ok(())
 }
 
+/// A driver that breaks the rules of each virtio device, which then has to work.
+pub fn virtio(machines: &Machines, rounds: u64) -> anyhow::Result<()> {
+    let seed = seed();
+    let hostile = machines.bare(HOSTILE, 1, &format!("storm={rounds} seed={seed}"));
+    let hostile = GuestSettings { devices: super::virtio::devices(), ..hostile };
+    let outcome = beside_a_watch(machines, hostile, WATCH).with_context(|| format!("seed {seed}"))?;
+    let figure = |what: &str| figure(&outcome, "[hostile] storm: ", what).with_context(|| format!("seed {seed}"));
+    let (live, used) = (figure(" devices were live")?, figure(" devices used buffers")?);
+    let broken = figure(" devices needed a reset")?;
+    output::remark(&format!("{live} devices were live, {used} used buffers, {broken} needed a reset"));
+    ensure!(live > rounds && used > rounds / 4 && broken > rounds / 4, "seed {seed}: the storm reaches too little");
+    let console = outcome.console.tail(usize::MAX).join("\n");
+    ensure!(console.contains("[hostile] guest check: ok"), "seed {seed}:\n{console}");
+    Ok(())
+}
+
 /// Calls with random functions and arguments, CPU_ON of random vCPUs at random entries among them.
 pub fn hypercalls(machines: &Machines, count: u64) -> anyhow::Result<()> {
     let seed = seed();

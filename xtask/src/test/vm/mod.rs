@@ -11,6 +11,7 @@
 //! | [`resets`] | guests that reset themselves, power off or fail beside another one |
 //! | [`shares`] | what the scheduler gives to guests, and to vCPUs that contend for a lock |
 //! | [`stolen`] | stolen time as guests read it |
+//! | [`virtio`] | virtio devices, with bare-metal drivers |
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
@@ -22,6 +23,7 @@ mod machines;
 mod resets;
 mod shares;
 mod stolen;
+mod virtio;
 
 use std::sync::Arc;
 
@@ -110,7 +112,13 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("isolation::a_sample_of_system_registers", Depth::Quick, |machines| isolation::system_registers(machines, 251, 1)),
     ("isolation::frames_of_an_ended_guest_are_zero_for_the_next", Depth::Quick, isolation::frames_of_an_ended_guest),
     ("isolation::a_guest_that_reaches_its_limit_ends_alone", Depth::Quick, isolation::limit),
+    ("isolation::virtio_drivers_that_break_the_rules", Depth::Quick, |machines| isolation::virtio(machines, 2_000)),
+    ("isolation::virtio_drivers_that_break_the_rules_for_long", Depth::Full, |machines| {
+        isolation::virtio(machines, 100_000)
+    }),
     ("isolation::hypercalls_at_random", Depth::Full, |machines| isolation::hypercalls(machines, 20_000)),
+    ("virtio_devices_of_two_guests", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Counted)),
+    ("virtio_devices_of_two_guests_on_two_cpus", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Real)),
     ("guests_get_their_shares", Depth::Quick, shares::weights),
     ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
     ("a_lock_is_never_lost", Depth::Full, shares::spin_lock),
