@@ -4,6 +4,8 @@
 //! Invariant: standard output carries results only. A failure is one message on standard error and an exit status that
 //! is not 0.
 
+mod switch;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -22,11 +24,15 @@ enum Command {
     /// Experiments: each technique on and off, next to the published figures
     #[command(subcommand)]
     Bench(twofold_bench::Command),
+    Switch(switch::Arguments),
 }
 
 fn main() -> ExitCode {
-    let Command::Bench(bench) = Arguments::parse().command;
-    match twofold_bench::run(&bench) {
+    let result = match Arguments::parse().command {
+        Command::Bench(bench) => twofold_bench::run(&bench),
+        Command::Switch(arguments) => switch::run(&arguments),
+    };
+    match result {
         Ok(code) => code,
         // The reader of our output has closed it (`| head`), so no message would be read.
         Err(error) if output::is_closed(&error) => ExitCode::from(CLOSED),

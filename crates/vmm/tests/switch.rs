@@ -44,6 +44,23 @@ fn waiting(switch: &mut Switch) -> Vec<u16> {
 }
 
 #[test]
+fn a_port_that_is_unplugged_gets_nothing_and_is_forgotten() {
+    let mut switch = Switch::new(&[Plug::Uplink; 4]).unwrap();
+    send(&mut switch, 1, &frame(ALL, card(1), 7));
+    assert!([0, 2, 3].into_iter().all(|port| switch.has_frame(PortId(port))) && !switch.has_frame(PortId(1)));
+    assert_eq!(waiting(&mut switch), [0, 2, 3]);
+    send(&mut switch, 0, &frame(card(1), card(0), 7));
+    switch.unplug(PortId(1));
+    assert_eq!(waiting(&mut switch), [0; 0], "what waited is dropped");
+    // Its address is not known any more, and it gets nothing itself.
+    send(&mut switch, 0, &frame(card(1), card(0), 7));
+    assert_eq!(waiting(&mut switch), [2, 3]);
+    switch.plug(PortId(1));
+    send(&mut switch, 0, &frame(card(1), card(0), 7));
+    assert_eq!(waiting(&mut switch), [1, 2, 3]);
+}
+
+#[test]
 fn a_frame_goes_where_its_address_is() {
     let mut switch = Switch::new(&plugs()).unwrap();
     let bytes = frame(card(1), card(0), 7);

@@ -96,6 +96,8 @@ pub struct Counters {
 struct Port {
     queue: VecDeque<Arc<Frame>>,
     counters: Counters,
+    /// Something is there that takes frames.
+    is_plugged: bool,
 }
 
 #[derive(Debug)]
@@ -116,7 +118,7 @@ impl Switch {
         for _ in plugs {
             let mut queue = VecDeque::new();
             queue.try_reserve_exact(QUEUE)?;
-            ports.push(Port { queue, counters: Counters::default() });
+            ports.push(Port { queue, counters: Counters::default(), is_plugged: true });
         }
         let mut free = Vec::new();
         let buffers = plugs.len() * BUFFERS;
@@ -175,6 +177,31 @@ impl Switch {
         }
     }
 
+    /// Takes out what is plugged into `port`: what waits for it is dropped, the addresses that the port has learned are
+    /// forgotten, and no frame goes there.
+    pub fn unplug(&mut self, port: PortId) {
+        self.clear(port);
+        self.table.forget(port);
+        self.set_plugged(port, false);
+    }
+
+    /// Something is plugged into `port` again. At first it is so for each port.
+    pub fn plug(&mut self, port: PortId) {
+        self.set_plugged(port, true);
+    }
+
+    fn set_plugged(&mut self, port: PortId, is_plugged: bool) {
+        if let Some(port) = self.ports.get_mut(usize::from(port.0)) {
+            port.is_plugged = is_plugged;
+        }
+    }
+
+    /// Whether a frame waits for `port`.
+    #[must_use]
+    pub fn has_frame(&self, port: PortId) -> bool {
+        self.ports.get(usize::from(port.0)).is_some_and(|port| !port.queue.is_empty())
+    }
+
     /// What a port has done.
     #[must_use]
     pub fn counters(&self, port: PortId) -> Counters {
@@ -182,7 +209,7 @@ impl Switch {
     }
 
     fn queue(&mut self, to: PortId, frame: &Arc<Frame>, wake: &mut impl FnMut(PortId)) {
-        let Some(port) = self.ports.get_mut(usize::from(to.0)) else { return };
+        let Some(port) = self.ports.get_mut(usize::from(to.0)).filter(|port| port.is_plugged) else { return };
         if port.queue.len() == QUEUE {
             port.counters.dropped += 1;
             return;

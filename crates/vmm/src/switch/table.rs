@@ -78,6 +78,11 @@ impl Table {
         true
     }
 
+    /// Forgets what a port has learned.
+    pub(super) fn forget(&mut self, port: PortId) {
+        self.learned.iter_mut().filter(|entry| entry.port == port).for_each(|entry| entry.address = 0);
+    }
+
     /// The port of an address. `None`: it is not known, or a group's.
     pub(super) fn find(&self, destination: [u8; 6]) -> Option<PortId> {
         let address = number(destination);
