@@ -14,6 +14,7 @@ use dtoolkit::standard::{NodeStandard, Status};
 use dtoolkit::{Node, Property};
 use thiserror::Error;
 
+use crate::handover::Handover;
 use crate::power::Conduit;
 use crate::read_sysreg;
 
@@ -63,9 +64,9 @@ pub struct Board {
     /// The RAM.
     pub ram: ArrayVec<Range<u64>, 8>,
     /// Parts of RAM that are in use. They may overlap.
-    pub reserved: ArrayVec<Range<u64>, 32>,
+    pub reserved: ArrayVec<Range<u64>, 48>,
     /// The parts of `reserved` that must not even be mapped.
-    pub no_map: ArrayVec<Range<u64>, 16>,
+    pub no_map: ArrayVec<Range<u64>, 32>,
     /// The GICv3's distributor.
     pub gicd: Range<u64>,
     /// The GICv3's redistributors.
@@ -130,6 +131,19 @@ impl Board {
         }
         board.read_reserved(fdt)?;
         Ok(board)
+    }
+
+    /// The same machine as EFI has left it: RAM that the firmware keeps is not mapped, and the bundle is EFI's.
+    pub fn left_by(mut self, efi: &Handover) -> Result<Self, Error> {
+        for ram in self.ram.clone() {
+            for kept in efi.kept(ram) {
+                push(&mut self.no_map, kept.clone(), RESERVED)?;
+                push(&mut self.reserved, kept, RESERVED)?;
+            }
+        }
+        push(&mut self.reserved, efi.bundle.clone(), RESERVED)?;
+        self.bundle = Some(efi.bundle.clone());
+        Ok(self)
     }
 
     /// The first `size` bytes of unused RAM, aligned to `align` (a power of two).

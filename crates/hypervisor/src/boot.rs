@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! From the boot loader's jump to the image's `main`.
 //!
+//! An image has two entries. A boot loader jumps to its first byte (Linux, Documentation/arch/arm64/booting.rst), as
+//! QEMU's `-kernel` and U-Boot's `booti` do. EFI starts it as an application; [`efi`] then leaves EFI, and enters it as a
+//! boot loader would.
+//!
 //! `boot.s` starts with the MMU off: memory is Device memory (no unaligned access, no atomics) and stores bypass the
 //! caches. So `boot.s` does as little as possible: it relocates the image, maps the gigabytes that contain image and
 //! DTB, and turns the MMU on. Rust code runs only after that. `start` then reads the DTB and replaces the first map by
@@ -15,7 +19,7 @@ use dtoolkit::fdt::Fdt;
 use spin::Once;
 
 use crate::board::{self, Board};
-use crate::{channel, console, cpus, el2_mmu, power, semihosting};
+use crate::{channel, console, cpus, efi, el2_mmu, power, semihosting};
 
 /// Makes `$main`, a `fn(&'static Board) -> !`, the main function of an image.
 #[macro_export]
@@ -51,6 +55,10 @@ unsafe extern "C" fn start(dtb: *const u8) -> ! {
         unsafe { semihosting::enable() };
     }
     let board = Board::read(fdt, el2_mmu::image());
+    let board = match efi::handover() {
+        Some(efi) => board.and_then(|board| board.left_by(efi)),
+        None => board,
+    };
     // Even if the board as a whole cannot be parsed, the UART and PSCI may be usable for a report and an exit.
     let uart = board::uart(fdt).ok();
     let psci = board::conduit(fdt).ok();
@@ -81,6 +89,7 @@ global_asm!(
     boot_tables = const 5, // the root, and one for each of at most four gigabytes
     cannot_start = const twofold_abi::exit::CANNOT_START,
     cpu_in_area = const cpus::CPU_IN_AREA,
+    efi = sym efi::enter,
     enable_mmu = sym el2_mmu::enable,
     sctlr = const el2_mmu::SCTLR,
     sctlr_boot = const el2_mmu::SCTLR_BOOT,

@@ -20,18 +20,58 @@
     mov     x30, xzr
 .endm
 
-// The header of an arm64 "Image" (Linux, Documentation/arch/arm64/booting.rst).
+// The header of an arm64 "Image" (Linux, Documentation/arch/arm64/booting.rst), which is also that of an EFI application
+// (PE/COFF; UEFI 2.10, 2.1.1). The first instruction has the bytes that EFI wants, "MZ", and changes only the flags.
 .section .head, "ax"
 .global image_header
 image_header:
+    ccmp    x18, #0, #0xd, pl
     b       boot_entry
-    .long   0
     .quad   0                           // text_offset: at the start of a 2 MiB unit
     .quad   image_size                  // .bss and stacks included
     .quad   0xa                         // little-endian, 4 KiB pages, anywhere in memory
     .quad   0, 0, 0
     .ascii  "ARM\x64"
+    .long   pe_header - image_header
+
+.balign 8
+pe_header:
+    .ascii  "PE\0\0"
+    .short  0xaa64                      // arm64
+    .short  2                           // sections
+    .long   0, 0, 0
+    .short  section_table - optional_header
+    .short  0x206                       // an executable; without line numbers and debugging data
+optional_header:
+    .short  0x20b                       // PE32+
+    .byte   0, 0
+    .long   pe_text_size
+    .long   pe_data_file_size
     .long   0
+    .long   pe_entry
+    .long   pe_text
+    .quad   0                           // the address that it is linked at
+    .long   4096, 512                   // alignment of sections in memory, and in the file
+    .short  0, 0, 0, 0, 0, 0
+    .long   0
+    .long   image_size
+    .long   pe_text                     // size of the headers
+    .long   0
+    .short  10                          // an EFI application
+    .short  0x100                       // its data need not be executable
+    .quad   0, 0, 0, 0
+    .long   0
+    .long   6                           // directories, all empty: boot.s has its own relocations
+    .quad   0, 0, 0, 0, 0, 0
+section_table:
+    .ascii  ".text\0\0\0"
+    .long   pe_text_size, pe_text, pe_text_size, pe_text
+    .long   0, 0, 0
+    .long   0x60000020                  // code: read, execute
+    .ascii  ".data\0\0\0"              // constants too: they are relocated
+    .long   pe_data_size, pe_data, pe_data_file_size, pe_data
+    .long   0, 0, 0
+    .long   0xc0000040                  // data: read, write
 
 .section .text.boot, "ax"
 boot_entry:
@@ -46,22 +86,10 @@ boot_entry:
     adrp    x1, image_end
     bl      clean_and_invalidate
 
-    // Relocate. The image is linked at 0, so the slide is its address.
-    adrp    x0, image_start
-    address x1, rela_start
-    address x2, rela_end
-0:  cmp     x1, x2
-    b.hs    1f
-    ldp     x3, x4, [x1], #16           // r_offset, r_info
-    ldr     x5, [x1], #8                // r_addend
-    cmp     x4, #0x403                  // R_AARCH64_RELATIVE is the only type in a static PIE
-    b.ne    park
-    add     x5, x5, x0
-    str     x5, [x0, x3]
-    b       0b
+    bl      relocate
 
     // A first map with the gigabytes that contain the image and the DTB (at most 2 MiB long).
-1:  address x0, boot_tables
+    address x0, boot_tables
     ldr     x1, =({boot_tables} * 4096)
 0:  stp     xzr, xzr, [x0], #16
     subs    x1, x1, #16
@@ -106,6 +134,39 @@ boot_entry:
     mov     x0, x20
     b       {start}
 
+// The entry for EFI, at EL2 with the firmware's MMU on: x0 is the image's handle, x1 the system table. `efi` ends the boot
+// services. After that this is a boot loader, which calls the entry above as that expects it. A refusal returns.
+.global efi_entry
+efi_entry:
+    stp     x29, x30, [sp, #-16]!
+    mov     x29, sp
+    mov     x8, x0
+    mov     x9, x1
+    bl      relocate                    // its effect is the same if it is repeated
+    mov     x0, x8
+    mov     x1, x9
+    bl      {efi}                       // x0: why not; x1: the DTB
+    cbz     x0, 0f
+    ldp     x29, x30, [sp], #16
+    ret
+0:  msr     daifset, #0xf
+    mov     x19, x1
+    // What the firmware has loaded, and `efi` has written, is in the caches.
+    adrp    x0, image_start
+    adrp    x1, image_end
+    bl      clean_and_invalidate
+    mrs     x0, sctlr_el2
+    mov     x1, #(1 << 12 | 1 << 2 | 1 << 0) // I, C, M
+    bic     x0, x0, x1
+    msr     sctlr_el2, x0
+    isb
+    tlbi    alle2
+    ic      iallu
+    dsb     nsh
+    isb
+    mov     x0, x19
+    b       boot_entry
+
 // The entry for PSCI CPU_ON: x0 is the CPU's `Cpu`. Before its MMU is on, a CPU reads only constants in .text, which is
 // clean to the point of coherency.
 .global secondary_entry
@@ -118,6 +179,22 @@ secondary_entry:
     set_up_cpu
     mov     x0, x19
     b       {start_secondary}
+
+// The image is linked at 0, so the slide is its address.
+relocate:
+    adrp    x0, image_start
+    address x1, rela_start
+    address x2, rela_end
+0:  cmp     x1, x2
+    b.hs    1f
+    ldp     x3, x4, [x1], #16           // r_offset, r_info
+    ldr     x5, [x1], #8                // r_addend
+    cmp     x4, #0x403                  // R_AARCH64_RELATIVE is the only type in a static PIE
+    b.ne    park
+    add     x5, x5, x0
+    str     x5, [x0, x3]
+    b       0b
+1:  ret
 
 // Interrupts masked, SP_EL2, and EL2's own translation regime (HCR_EL2.E2H=0) over an AArch64 EL1.
 known_state:

@@ -128,8 +128,8 @@ const BLOCK: u64 = 0b01;
 const PAGE: u64 = 0b11;
 
 const ENTRIES: usize = 512;
-/// The image takes about eight; each RAM range and each device up to four.
-const TABLE_COUNT: usize = 64;
+/// The image takes about eight; each range of RAM, or of what the firmware keeps of it, and each device up to four.
+const TABLE_COUNT: usize = 128;
 
 /// One translation table.
 #[derive(Clone, Copy)]

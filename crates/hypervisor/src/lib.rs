@@ -35,7 +35,7 @@
 //!
 //! | module | purpose |
 //! |---|---|
-//! | [`boot`] | from the boot loader's jump to `main` |
+//! | [`boot`], `efi`, [`handover`] | from the boot loader's jump, or EFI's, to `main` |
 //! | [`el2_mmu`] | the image's own translation tables |
 //! | [`board`] | the machine, as its device tree describes it |
 //! | [`cpus`] | the other CPUs, and each CPU's stacks |
@@ -75,6 +75,7 @@ pub mod context;
 pub mod control;
 pub mod count;
 pub mod cpus;
+mod efi;
 pub mod el2_mmu;
 pub mod emulation;
 pub mod exception_table;
@@ -82,6 +83,7 @@ pub mod experiment;
 pub mod gic;
 pub mod guest_cpu;
 mod guest_ram;
+pub mod handover;
 pub mod heap;
 pub mod host_devices;
 pub mod inject;

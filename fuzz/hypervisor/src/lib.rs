@@ -22,6 +22,8 @@ pub mod count;
 pub mod cpus;
 #[path = "../../../crates/hypervisor/src/guest_cpu/mod.rs"]
 pub mod guest_cpu;
+#[path = "../../../crates/hypervisor/src/handover.rs"]
+pub mod handover;
 pub mod host_devices;
 #[path = "../../../crates/hypervisor/src/inject.rs"]
 pub mod inject;

@@ -8,6 +8,7 @@ use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use twofold_abi::virt;
 use twofold_fuzz_hypervisor::BOOT_CPU;
 use twofold_fuzz_hypervisor::board::{Board, Error, Shared, Transport, intid};
+use twofold_fuzz_hypervisor::handover::Handover;
 use twofold_fuzz_hypervisor::power::Conduit;
 use twofold_fuzz_hypervisor::sources::Sources;
 use twofold_memory::Pages;
@@ -206,4 +207,18 @@ fn each_interrupt_that_el2_takes_must_be_named() {
         clear(&mut board);
         assert!(sources(&board, false).unwrap_err().contains(word), "{word}");
     }
+}
+
+/// What EFI keeps of the RAM is reserved and unmapped, and the bundle is the one that it has loaded.
+#[test]
+fn what_efi_keeps_is_not_free() {
+    let mut efi = Handover::new(0x4800_0000..0x4810_0000);
+    efi.add(virt::RAM_BASE..virt::RAM_BASE + (1 << 29)).unwrap();
+    let board = machine(&[BOOT_CPU]).left_by(&efi).unwrap();
+    let kept = virt::RAM_BASE + (1 << 29)..virt::RAM_BASE + (1 << 30);
+    assert_eq!(board.no_map.as_slice(), core::slice::from_ref(&kept));
+    assert!(board.reserved.contains(&kept) && board.reserved.contains(&efi.bundle));
+    assert_eq!(board.bundle, Some(efi.bundle));
+    assert_eq!(board.free(1 << 29, PAGE), None);
+    assert_eq!(board.free(0x1000_0000, PAGE), Some(0x4810_0000..0x5810_0000));
 }

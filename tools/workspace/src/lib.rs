@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`output`], [`table`], [`mod@file`], [`size`] | what a command prints, writes and reads |
 //! | [`workspace`], [`subprocess`], [`cargo`], [`steps`] | the checkout's paths; other programs; what Cargo reports; the lines of a command's steps |
-//! | [`install`], [`apt`], [`initramfs`] | missing tools; Debian's packages for guests; a guest's first file system |
+//! | [`install`], [`apt`], [`firmware`], [`initramfs`] | missing tools; Debian's packages for guests, and its firmware; a guest's first file system |
 //! | [`kernels`], [`fetch`], [`packages`], [`root`], [`disk`] | Debian's kernels; the guest of most runs; packages without their scripts; a root file system; the disk of a run |
 //! | [`build`], [`static_program`] | the bare-metal images; programs that are one static file |
 //! | [`guest`], [`boot`], [`kvm_host`] | the choice of a guest; a guest under the hypervisor; a Linux at EL2 that runs KVM |
@@ -22,6 +22,7 @@ pub mod cargo;
 pub mod disk;
 pub mod fetch;
 pub mod file;
+pub mod firmware;
 pub mod guest;
 pub mod initramfs;
 pub mod install;

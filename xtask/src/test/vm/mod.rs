@@ -4,6 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | [`consoles`] | consoles on the control channel: both directions, unread, and with launchers that come back |
+//! | [`loaders`], [`typed`] | the image started by U-Boot and by EFI; machines whose console is typed at |
 //! | [`machines`] | what guests are made of, and how they are booted |
 //! | [`isolation`] | a hostile guest beside one with secrets |
 //! | [`linux`] | Debian's kernel under load, alone and in pairs |
@@ -19,10 +20,12 @@ mod commands;
 mod consoles;
 mod isolation;
 mod linux;
+mod loaders;
 mod machines;
 mod resets;
 mod shares;
 mod stolen;
+mod typed;
 mod virtio;
 
 use std::sync::Arc;
@@ -119,6 +122,10 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("isolation::hypercalls_at_random", Depth::Full, |machines| isolation::hypercalls(machines, 20_000)),
     ("virtio_devices_of_two_guests", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Counted)),
     ("virtio_devices_of_two_guests_on_two_cpus", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Real)),
+    ("loaders::u_boot_starts_the_image", Depth::Quick, loaders::u_boot),
+    ("loaders::efi_starts_the_image", Depth::Quick, loaders::efi),
+    ("loaders::efi_starts_the_image_from_a_volume", Depth::Full, loaders::efi_volume),
+    ("loaders::efi_shows_why_the_image_is_refused", Depth::Quick, loaders::efi_refusals),
     ("guests_get_their_shares", Depth::Quick, shares::weights),
     ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
     ("a_lock_is_never_lost", Depth::Full, shares::spin_lock),
