@@ -4,6 +4,11 @@
 //! It is the map of QEMU's `virt` machine, so a guest that is built for `virt` boots here. The machine's own device
 //! tree decides the *physical* addresses behind it.
 
+/// Start of the flash of a guest that starts in a firmware. It has two banks side by side: the first begins with the
+/// firmware, which is entered at this address; in the second a firmware keeps its settings. QEMU's `virt` has the same.
+pub const FLASH_BASE: u64 = 0;
+/// Size of both banks in bytes.
+pub const FLASH_SIZE: u64 = 0x0800_0000;
 /// Start of the GICv3 distributor.
 pub const GICD_BASE: u64 = 0x0800_0000;
 /// Size of the GICv3 distributor in bytes.
@@ -49,4 +54,5 @@ pub const TEST_VA: u64 = 0xc000_0000;
 /// The most vCPUs that a guest may have; their redistributors fit before the UART.
 pub const MAX_CPUS: u32 = 64;
 
+const _: () = assert!(FLASH_BASE + FLASH_SIZE <= GICD_BASE && FLASH_SIZE == 2 * crate::bundle::FIRMWARE_MAX);
 const _: () = assert!(MAX_CPUS as u64 * crate::pv_time::structure::SIZE <= STOLEN_TIME_SIZE);

@@ -21,7 +21,8 @@ pub(crate) struct Release(Mutex<Option<u64>>);
 pub(crate) trait Ended {
     /// Whether a vCPU is in its turn on a CPU.
     fn has_turns(&self) -> bool;
-    /// E3, for the huge page at this offset in RAM; at its end, for the stolen time. Returns `false` there.
+    /// E3, for the huge page at this offset in RAM and, after it, in the flash; at the end, for the stolen time. Returns
+    /// `false` there.
     fn release_ram(&self, offset: u64) -> Result<bool, Error>;
     /// E4.
     fn release_tables(&self);

@@ -20,7 +20,7 @@ use crate::schedule::cpu::Progress;
 
 /// What a guest begins with.
 pub struct Images {
-    /// Kernel, initrd, and the size of RAM.
+    /// Kernel and initrd, or firmware; the size of RAM.
     pub config: Config<'static>,
     /// Where they go.
     pub layout: Layout,
@@ -117,7 +117,7 @@ impl Restart {
             Step::DiscardRam => return vm.clear_ram(done, HUGE_PAGE),
             Step::Load(image, at) => {
                 let content = match image {
-                    Image::Kernel => config.kernel,
+                    Image::Kernel => config.program(),
                     Image::Initrd => config.initrd,
                     Image::DeviceTree => device_tree,
                 };

@@ -282,6 +282,10 @@ impl Maker {
         let mut add = |slot| memory.add_slot(slot).map_err(MemoryError::from);
         let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
         let stolen = add(slot(virt::STOLEN_TIME_BASE, virt::STOLEN_TIME_SIZE, Backing::Ram))?;
+        let flash = match config.has_firmware() {
+            true => Some(add(slot(virt::FLASH_BASE, virt::FLASH_SIZE, Backing::Ram))?),
+            false => None,
+        };
         let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
         baselines.apply(&mut memory);
         let blob = device_tree::build(config, &layout, &affinities);
@@ -293,7 +297,7 @@ impl Maker {
         }
         Ok(Vm::new(Parts {
             name: *name,
-            memory: (memory, ram, test, stolen),
+            memory: (memory, ram, test, stolen, flash),
             sources: self.sources,
             devices,
             guest_cpu: self.guest_cpu,

@@ -59,6 +59,8 @@ pub struct Vm {
     test: Vec<SlotId>,
     /// The slot of the vCPUs' stolen time.
     stolen: SlotId,
+    /// The slot of the flash, if the guest starts in a firmware. A reset leaves it, but for the firmware itself.
+    flash: Option<SlotId>,
     hcr: u64,
     /// VTCR_EL2.
     vtcr: u64,
@@ -100,8 +102,8 @@ pub(crate) struct VcpuSlot {
 pub struct Parts {
     /// The guest's name.
     pub name: Name,
-    /// The memory, with the slots of RAM, of test memory and of stolen time.
-    pub memory: (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>, SlotId),
+    /// The memory, with the slots of RAM, of test memory, of stolen time and of the flash.
+    pub memory: (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>, SlotId, Option<SlotId>),
     /// The machine's interrupts.
     pub sources: Sources,
     /// The devices.
@@ -190,7 +192,7 @@ impl Vm {
     pub fn new(parts: Parts) -> Self {
         let Parts {
             name,
-            memory: (memory, ram, test, stolen),
+            memory: (memory, ram, test, stolen, flash),
             sources,
             devices,
             guest_cpu,
@@ -233,6 +235,7 @@ impl Vm {
             ram,
             test,
             stolen,
+            flash,
             memory,
         }
     }
@@ -558,7 +561,12 @@ impl release::Ended for Vm {
 
     fn release_ram(&self, offset: u64) -> Result<bool, Error> {
         let start = Ipa::new(virt::RAM_BASE) + offset;
-        if offset >= self.restart.ram_size() {
+        if let Some(beyond) = offset.checked_sub(self.restart.ram_size().next_multiple_of(HUGE_PAGE)) {
+            if let Some(flash) = self.flash.filter(|_| beyond < virt::FLASH_SIZE) {
+                let start = Ipa::new(virt::FLASH_BASE) + beyond;
+                self.memory.release(flash, start..start + HUGE_PAGE)?;
+                return Ok(true);
+            }
             let start = Ipa::new(virt::STOLEN_TIME_BASE);
             self.memory.release(self.stolen, start..start + virt::STOLEN_TIME_SIZE)?;
             return Ok(false);

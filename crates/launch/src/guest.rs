@@ -12,7 +12,7 @@ use twofold_abi::bundle::{
     self, COMMAND_LINE_MAX, DISKS_MAX, FIRMWARE_MAX, GUESTS_MAX, NAME_MAX, NETS_MAX, NETWORKS_MAX, SECTOR, VCPUS_MAX,
     WEIGHT_MAX,
 };
-use twofold_abi::virt::{MAX_CPUS, RAM_BASE};
+use twofold_abi::virt::{self, MAX_CPUS, RAM_BASE};
 use twofold_workload::policies::Policies;
 
 use crate::devices::{Backing, Devices, DiskError};
@@ -274,7 +274,7 @@ impl TestMemory {
 }
 
 impl GuestSettings {
-    /// Bytes of machine memory that the guest takes, with its disks in memory, its test memory and the cost of aligning that.
+    /// Bytes of machine memory that the guest takes, with its flash, its disks in memory, its test memory and the cost of aligning that.
     pub fn total_memory(&self) -> u64 {
         let test = self.test.map_or(0, |test| match test.leaf {
             Some(_) => test.size.saturating_add(test.slot_size()),
@@ -284,7 +284,8 @@ impl GuestSettings {
             Backing::Memory(bytes) => bytes,
             Backing::File(_) | Backing::Server(_) => 0,
         });
-        disks.fold(self.memory.saturating_add(test), u64::saturating_add)
+        let flash = if self.firmware.is_some() { virt::FLASH_SIZE } else { 0 };
+        disks.fold(self.memory.saturating_add(flash).saturating_add(test), u64::saturating_add)
     }
 
     /// Makes all checks that are possible on the host, and returns the layout.

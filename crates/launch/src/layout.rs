@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use thiserror::Error;
-use twofold_abi::virt::RAM_BASE;
+use twofold_abi::virt::{FLASH_BASE, RAM_BASE};
 
 use crate::image::{BOUNDARY, Image};
 
@@ -68,7 +68,7 @@ impl Layout {
     #[must_use]
     pub fn of_firmware() -> Self {
         let none = RAM_BASE..RAM_BASE;
-        Self { kernel: none.clone(), initrd: none, device_tree: RAM_BASE..RAM_BASE + DEVICE_TREE_SIZE }
+        Self { kernel: FLASH_BASE..FLASH_BASE, initrd: none, device_tree: RAM_BASE..RAM_BASE + DEVICE_TREE_SIZE }
     }
 }
 

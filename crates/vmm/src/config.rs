@@ -165,6 +165,16 @@ impl<'a> Config<'a> {
         self.disks.len() + self.nets.len() + self.devices.count_ones() as usize
     }
 
+    /// What the guest starts in: its kernel, or its firmware.
+    pub fn program(&self) -> &'a [u8] {
+        if self.has_firmware() { self.firmware } else { self.kernel }
+    }
+
+    /// Whether the guest starts in a firmware.
+    pub fn has_firmware(&self) -> bool {
+        !self.firmware.is_empty()
+    }
+
     /// Whether a bit of [`bundle::flags`] is set.
     pub fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0

@@ -192,13 +192,13 @@ pub fn admit(guests: &[Guest<'_>], host: &Host) -> Result<Vec<Admitted>, Refused
 }
 
 /// The most frames that a guest's tables can take: with 4 KiB pages, a table for each 2 MiB, one for each 1 GiB, and so
-/// on. Each range (RAM, stolen time and test slots) may begin and end within a table of each level.
+/// on. Each range (RAM, stolen time, flash and test slots) may begin and end within a table of each level.
 pub fn table_frames(config: &Config<'_>) -> u64 {
     const LEVELS: u32 = 3;
     /// Concatenated tables of the first level.
     const ROOT: u64 = 16;
     let bytes = total(config);
-    let ranges = 2 + config.test.map_or(0, |test| u64::from(test.slots));
+    let ranges = 3 + config.test.map_or(0, |test| u64::from(test.slots));
     let of_level = |level| (bytes >> (12 + 9 * level)) + 2 * ranges;
     (1..=LEVELS).map(of_level).sum::<u64>() + ROOT
 }
@@ -213,8 +213,10 @@ fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
     if config.memory == 0 || !config.memory.is_multiple_of(PAGE) {
         return Err(Why::Memory(config.memory));
     }
-    images::check_kernel(config.kernel)?;
-    images::check_initrd(config.initrd)?;
+    if !config.has_firmware() {
+        images::check_kernel(config.kernel)?;
+        images::check_initrd(config.initrd)?;
+    }
     // RAM is given in huge pages, and so is that of stolen time, in a slot of its own.
     let huge_pages = total(config).div_ceil(HUGE_PAGE) + STOLEN_TIME;
     let frames = huge_pages.saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config));
@@ -233,5 +235,6 @@ const HUGE_PAGE: u64 = twofold_memory::HUGE_PAGE;
 const STOLEN_TIME: u64 = (virt::STOLEN_TIME_BASE % HUGE_PAGE + virt::STOLEN_TIME_SIZE).div_ceil(HUGE_PAGE);
 
 fn total(config: &Config<'_>) -> u64 {
-    config.memory.saturating_add(config.test.map_or(0, |test| test.size()))
+    let flash = if config.has_firmware() { virt::FLASH_SIZE } else { 0 };
+    config.memory.saturating_add(flash).saturating_add(config.test.map_or(0, |test| test.size()))
 }

@@ -3,6 +3,9 @@
 //!
 //! The layout follows Linux's Documentation/arch/arm64/booting.rst. The kernel is at `text_offset` from a 2 MiB
 //! boundary, with `image_size` bytes to itself. Then come, each at a 2 MiB boundary, the initrd and the device tree.
+//!
+//! A firmware is at the start of the flash, and looks for the device tree at the start of RAM, as on QEMU's `virt`. The flash
+//! is memory like RAM: it takes no commands, and the device tree does not list it.
 
 use twofold_abi::virt;
 use twofold_memory::GuestMemory;
@@ -13,7 +16,7 @@ use crate::config::Config;
 /// The places in the guest's RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The kernel, and its entry.
+    /// The kernel or the firmware, and its entry.
     pub kernel: Ipa,
     /// The initrd.
     pub initrd: Ipa,
@@ -51,6 +54,9 @@ pub enum LoadError {
 impl Layout {
     /// Finds a place for everything.
     pub fn new(config: &Config<'_>) -> Result<Self, LoadError> {
+        if config.has_firmware() {
+            return Self::of_firmware(config.memory);
+        }
         let field = |at: usize| {
             let bytes = config.kernel.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
             bytes.map(u64::from_le_bytes).ok_or(LoadError::NotAnImage)
@@ -79,14 +85,22 @@ impl Layout {
         })
     }
 
-    /// Copies all parts into the guest's RAM.
+    fn of_firmware(memory: u64) -> Result<Self, LoadError> {
+        if let Some(over) = DEVICE_TREE_SIZE.checked_sub(memory).filter(|over| *over > 0) {
+            return Err(LoadError::DoesNotFit { what: "the device tree", over, memory });
+        }
+        let ram = Ipa::new(virt::RAM_BASE);
+        Ok(Self { kernel: Ipa::new(virt::FLASH_BASE), initrd: ram, device_tree: ram })
+    }
+
+    /// Copies all parts into the guest's memory.
     pub fn load<P: Platform>(
         &self,
         config: &Config<'_>,
         device_tree: &[u8],
         memory: &GuestMemory<P>,
     ) -> Result<(), twofold_memory::Error> {
-        memory.write(self.kernel, config.kernel)?;
+        memory.write(self.kernel, config.program())?;
         memory.write(self.initrd, config.initrd)?;
         memory.write(self.device_tree, device_tree)
     }

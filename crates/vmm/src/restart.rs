@@ -51,7 +51,7 @@ pub enum Step {
 /// What is loaded into a guest's RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// The kernel.
+    /// The kernel or the firmware.
     Kernel,
     /// The initial RAM disk.
     Initrd,

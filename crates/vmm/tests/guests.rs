@@ -78,6 +78,20 @@ fn guests_that_fit_are_admitted_with_limits_of_their_own() {
     assert_eq!(web.layout.kernel.raw(), 0x4000_0000);
 }
 
+/// The flash is part of what it may own, and needs no kernel.
+#[test]
+fn a_guest_may_start_in_a_firmware() {
+    let starts = Config { firmware: b"firmware", ..config(&[]) };
+    let admitted = admit(&[one("boot", &starts)], &HOST).unwrap();
+    let Admitted { layout, frames, .. } = admitted[0];
+    assert_eq!((layout.kernel.raw(), layout.device_tree.raw()), (0, 0x4000_0000));
+    assert!(frames >= (512 + 128) * 256 + table_frames(&starts), "{frames}");
+    assert_eq!(starts.program(), b"firmware");
+    let small = Config { memory: 4096, ..starts };
+    let (why, text) = why(&one("small", &small));
+    assert!(matches!(why, Why::Load(LoadError::DoesNotFit { over: 0xf000, .. })), "{text}");
+}
+
 #[test]
 fn what_a_machine_lacks_is_named_first() {
     for (missing, word) in [

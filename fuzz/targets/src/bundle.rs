@@ -77,6 +77,15 @@ fn check_layout(config: &Config<'_>) {
         return;
     }
     let ours = load::Layout::new(config);
+    if config.has_firmware() {
+        let theirs = layout::Layout::of_firmware();
+        let starts = [theirs.kernel.start, theirs.initrd.start, theirs.device_tree.start];
+        match ours {
+            Ok(ours) => assert_eq!([ours.kernel.raw(), ours.initrd.raw(), ours.device_tree.raw()], starts),
+            Err(why) => assert!(matches!(why, load::LoadError::DoesNotFit { .. }), "{why:?}"),
+        }
+        return;
+    }
     let head = &config.kernel[..config.kernel.len().min(64)];
     let image = Image::parse(head, config.kernel.len() as u64);
     let theirs = image.map(|image| layout::Layout::new(&image, config.initrd.len() as u64, config.memory));

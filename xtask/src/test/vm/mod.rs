@@ -4,6 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | [`consoles`] | consoles on the control channel: both directions, unread, and with launchers that come back |
+//! | [`firmware`] | a guest that starts in a firmware |
 //! | [`loaders`], [`typed`] | the image started by U-Boot and by EFI; machines whose console is typed at |
 //! | [`machines`] | what guests are made of, and how they are booted |
 //! | [`isolation`] | a hostile guest beside one with secrets |
@@ -18,6 +19,7 @@
 
 mod commands;
 mod consoles;
+mod firmware;
 mod isolation;
 mod linux;
 mod loaders;
@@ -122,6 +124,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("isolation::hypercalls_at_random", Depth::Full, |machines| isolation::hypercalls(machines, 20_000)),
     ("virtio_devices_of_two_guests", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Counted)),
     ("virtio_devices_of_two_guests_on_two_cpus", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Real)),
+    ("firmware::u_boot_is_a_guest", Depth::Quick, firmware::u_boot),
     ("loaders::u_boot_starts_the_image", Depth::Quick, loaders::u_boot),
     ("loaders::efi_starts_the_image", Depth::Quick, loaders::efi),
     ("loaders::efi_starts_the_image_from_a_volume", Depth::Full, loaders::efi_volume),
