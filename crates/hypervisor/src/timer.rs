@@ -67,6 +67,12 @@ impl PhysicalTimer {
         self.write(register, x.get(access.rt).copied().unwrap_or(0), now)
     }
 
+    /// CNTP_CTL_EL0 without ISTATUS.
+    #[must_use]
+    pub fn control(&self) -> u64 {
+        self.control
+    }
+
     /// Whether it is on and not masked.
     #[must_use]
     pub fn is_on(&self) -> bool {
@@ -102,6 +108,12 @@ impl PhysicalTimer {
     }
 }
 
+/// Whether a timer with this control, or one of several, is on, perhaps masked.
+#[must_use]
+pub fn is_enabled(controls: u64) -> bool {
+    controls & ENABLE != 0
+}
+
 /// Whether a timer with this control is on and not masked.
 #[must_use]
 pub fn is_on(control: u64) -> bool {
@@ -130,10 +142,15 @@ pub fn machine_time() -> u64 {
 
 /// Sets EL2's timer to the machine's time `at`, or turns it off.
 pub fn arm(at: Option<u64>) {
+    arm_for_entry(at);
+    crate::sysreg::isb();
+}
+
+/// As [`arm`], before the guest is entered: the ERET is as good as an ISB.
+pub fn arm_for_entry(at: Option<u64>) {
     // SAFETY: EL2's timer is EL2's, and its interrupt is expected.
     unsafe {
         write_sysreg!(CNTHP_CVAL_EL2, at.unwrap_or(u64::MAX));
         write_sysreg!(CNTHP_CTL_EL2, if at.is_some() { ENABLE } else { 0 });
     }
-    crate::sysreg::isb();
 }

@@ -15,6 +15,7 @@ use spin::{Mutex, MutexGuard, Once};
 use twofold_abi::channel::GuestState;
 use twofold_abi::{bundle, exit, virt};
 use twofold_devices::Width;
+use twofold_devices::vgic::VcpuId;
 use twofold_memory::{Error, GuestMemory, HUGE_PAGE, SlotId};
 use twofold_stage2::{Features, Ipa};
 use twofold_vmm::agreement;
@@ -86,6 +87,8 @@ pub struct Vm {
     /// Whether it runs, and how far its counters are behind the machine's.
     life: Shared,
     pub(crate) vcpus: Vec<VcpuSlot>,
+    /// The number of the first vCPU's entity. Those of the others follow.
+    first: usize,
 }
 
 /// A vCPU, and what other CPUs need of it.
@@ -93,6 +96,8 @@ pub(crate) struct VcpuSlot {
     /// As in MPIDR_EL1.
     mpidr: u64,
     pub(crate) entity: EntityId,
+    /// What the interrupt controller calls it.
+    pub(crate) id: VcpuId,
     pub(crate) stats: Stats,
     /// Locked by the CPU that runs the vCPU.
     pub(crate) state: Mutex<Vcpu>,
@@ -112,7 +117,7 @@ pub struct Parts {
     pub guest_cpu: GuestCpu,
     /// The mitigations that the CPUs need together.
     pub needs: Needs,
-    /// The vCPUs: their affinities, as in MPIDR_EL1, and what the scheduler calls them.
+    /// The vCPUs: their affinities, as in MPIDR_EL1, and what the scheduler calls them, with numbers in a row.
     pub vcpus: Vec<(u64, EntityId)>,
     /// Kernel, initrd and device tree, which are in RAM already.
     pub images: Images,
@@ -210,9 +215,13 @@ impl Vm {
         let slot = |(index, (mpidr, entity)): (usize, &(u64, EntityId))| VcpuSlot {
             mpidr: *mpidr,
             entity: *entity,
+            id: VcpuId::new(index as u32).expect("the interrupt controller has as many vCPUs"),
             stats: Stats::default(),
             state: Mutex::new(Vcpu::new(index, *entity)),
         };
+        let first = vcpus.first().map_or(0, |(_, entity)| entity.index());
+        let is_in_a_row = |(index, (_, entity)): (usize, &(u64, EntityId))| entity.index() == first + index;
+        assert!(vcpus.iter().enumerate().all(is_in_a_row), "a guest's vCPUs have numbers in a row");
         let vcpus = vcpus.iter().enumerate().map(slot).collect();
         Self {
             name,
@@ -231,6 +240,7 @@ impl Vm {
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
             refusals: Refusals::default(),
             life: Shared::new(),
+            first,
             vcpus,
             ram,
             test,
@@ -276,11 +286,11 @@ impl Vm {
         self.vcpus.iter().position(|vcpu| Some(vcpu.entity) == entity)
     }
 
-    /// As [`vcpu_of`](Self::vcpu_of), for a guest whose vCPUs have numbers in a row among the entities.
+    /// As [`vcpu_of`](Self::vcpu_of), without a search.
     #[inline(always)]
-    pub(crate) fn index_of(&self, entity: EntityId) -> Option<usize> {
-        let index = entity.index().wrapping_sub(self.vcpus.first()?.entity.index());
-        self.vcpus.get(index).filter(|vcpu| vcpu.entity == entity).map(|_| index)
+    pub(crate) fn slot_of(&self, entity: EntityId) -> Option<(usize, &VcpuSlot)> {
+        let index = entity.index().wrapping_sub(self.first);
+        self.vcpus.get(index).map(|slot| (index, slot))
     }
 
     /// What the scheduler calls the task that restarts the guest.
@@ -288,15 +298,15 @@ impl Vm {
         self.task
     }
 
-    /// What vCPU `index` has at EL2.
+    /// What vCPU `index` has at EL2, while the guest's counters are this far behind the machine's.
     #[inline(always)]
-    pub(crate) fn seat(&self, index: usize, slot: &VcpuSlot) -> Seat<'_> {
+    pub(crate) fn seat(&self, index: usize, slot: &VcpuSlot, counter_offset: u64) -> Seat<'_> {
         Seat {
             hcr: self.hcr,
             vtcr: self.vtcr,
             vttbr: self.memory.stage2().vttbr(),
             vmpidr: RES1 | slot.mpidr,
-            counter_offset: self.counter_offset(),
+            counter_offset,
             vcpu: index as u32,
             last: &self.last,
         }

@@ -137,7 +137,7 @@ fn take_turns(turns: u32) -> BTreeSet<String> {
     for turn in 0..turns as usize {
         let (expected, state) = (&mut expected[turn % 2], &mut states[turn % 2]);
         // SAFETY: the registers are faked.
-        let mut running = unsafe { cpu.load(state, &seat(&last, turn as u32 % 2), || ()) };
+        let mut running = unsafe { cpu.load(state, &seat(&last, turn as u32 % 2), || (), || ()) };
         running.first_use_of_fp();
         wrong.extend(expected.differ_from_hardware());
         expected.change(&mut values);
@@ -176,7 +176,7 @@ fn a_vcpu_that_uses_no_fp_leaves_it_alone() {
     }
     for used in [false, true] {
         // SAFETY: the registers are faked.
-        let mut running = unsafe { cpu.load(&mut state, &seat(&last, 0), || ()) };
+        let mut running = unsafe { cpu.load(&mut state, &seat(&last, 0), || (), || ()) };
         assert_eq!(faked::read(CPTR), TFP, "FP traps until it is used");
         if used {
             running.first_use_of_fp();
@@ -201,7 +201,7 @@ fn a_drop_puts_the_vcpu_away() {
     // SAFETY: the registers are faked.
     let mut cpu = unsafe { Switch::new(0) };
     // SAFETY: the registers are faked.
-    let running = unsafe { cpu.load(&mut state, &seat(&last, 0), || ()) };
+    let running = unsafe { cpu.load(&mut state, &seat(&last, 0), || (), || ()) };
     faked::set("S3_0_C2_C0_0", 77);
     drop(running);
     assert_eq!(state.get(encoding("S3_0_C2_C0_0")), Some(77), "TTBR0_EL1");
@@ -213,7 +213,7 @@ fn the_entries_of_another_vcpu_are_invalidated_on_this_cpu_alone() {
     let (last, mut states) = ([LastVcpu::default(), LastVcpu::default()], [State::new(0, 0), State::new(0, 0)]);
     // SAFETY: the registers are faked.
     let mut cpus = unsafe { [Switch::new(0), Switch::new(1)] };
-    // CPU, guest, vCPU, and whether the entries of another one are there.
+    // CPU, guest, vCPU, and whether the entries of another one are there. A CPU's last guest is still set up there.
     let turns = [
         (0, 0, 0, true),
         (0, 0, 0, false),
@@ -226,20 +226,28 @@ fn the_entries_of_another_vcpu_are_invalidated_on_this_cpu_alone() {
         (1, 0, 0, false),
         (0, 1, 1, false),
     ];
+    let mut loaded = [None; 2];
     for (turn, (cpu, guest, vcpu, expected)) in turns.into_iter().enumerate() {
         faked::take_written();
-        let mut invalidated = false;
+        let (mut changed, mut invalidated) = (false, false);
         let seat = Seat { vttbr: 100 + guest as u64, ..seat(&last[guest], vcpu) };
         // SAFETY: the registers are faked.
         let running = unsafe {
-            cpus[cpu].load(&mut states[vcpu as usize], &seat, || {
-                invalidated = true;
-                assert_eq!(faked::read("VTTBR_EL2"), 100 + guest as u64, "the VMID is the guest's");
-                assert_eq!(faked::take_written().last(), Some(&(ISB, 0)), "and has taken effect");
-            })
+            cpus[cpu].load(
+                &mut states[vcpu as usize],
+                &seat,
+                || changed = true,
+                || {
+                    invalidated = true;
+                    assert_eq!(faked::read("VTTBR_EL2"), 100 + guest as u64, "the VMID is the guest's");
+                    let written = faked::take_written();
+                    assert!(written.last().is_none_or(|last| *last == (ISB, 0)), "and has taken effect: {written:?}");
+                },
+            )
         };
         running.put();
         assert_eq!(invalidated, expected, "turn {turn}");
+        assert_eq!(changed, loaded[cpu].replace(guest) != Some(guest), "turn {turn}");
     }
 }
 
@@ -250,7 +258,7 @@ fn what_a_guest_has_at_el2_is_loaded() {
     // SAFETY: the registers are faked.
     let mut cpu = unsafe { Switch::new(3) };
     // SAFETY: the registers are faked.
-    unsafe { cpu.load(&mut state, &seat(&last, 9), || ()) }.put();
+    unsafe { cpu.load(&mut state, &seat(&last, 9), || (), || ()) }.put();
     let read = ["HCR_EL2", "VTCR_EL2", "VTTBR_EL2", "VMPIDR_EL2", "CNTVOFF_EL2"].map(faked::read);
     // FB, and BSU for the inner shareable domain. This CPU has error records and SME, which trap (TERR, TID1).
     assert_eq!(read, [1 | 1 << 9 | 1 << 10 | 1 << 36 | 1 << 16, 2, 3, 9, 5]);
@@ -269,7 +277,7 @@ fn a_load_writes_in_the_architectures_order() {
     let mut cpu = unsafe { Switch::new(0) };
     faked::take_written();
     // SAFETY: the registers are faked.
-    let running = unsafe { cpu.load(&mut state, &seat(&last, 0), || ()) };
+    let running = unsafe { cpu.load(&mut state, &seat(&last, 0), || (), || ()) };
     let written = faked::take_written();
     let of = |name: &str| order(&written, name);
     let isbs: Vec<_> = (0..written.len()).filter(|at| written[*at].0 == ISB).collect();
@@ -304,7 +312,7 @@ fn a_register_that_a_cpu_lacks_is_not_touched() {
     let mut cpu = unsafe { Switch::new(0) };
     faked::take_written();
     // SAFETY: the registers are faked.
-    unsafe { cpu.load(&mut state, &seat(&last, 0), || ()) }.put();
+    unsafe { cpu.load(&mut state, &seat(&last, 0), || (), || ()) }.put();
     let written: BTreeSet<_> = faked::take_written().into_iter().map(|(name, _)| name).collect();
     for row in TABLE {
         let is_there = cpu.has().has(row.group);
@@ -368,7 +376,7 @@ fn debug_registers_live_in_the_state() {
     let mut cpu = unsafe { Switch::new(0) };
     assert_eq!(faked::read(MDCR), 0b111 << 9, "TDA, TDOSA and TDRA");
     // SAFETY: the registers are faked.
-    let mut running = unsafe { cpu.load(&mut state, &seat(&last, 0), || ()) };
+    let mut running = unsafe { cpu.load(&mut state, &seat(&last, 0), || (), || ()) };
     let write = |running: &mut twofold_fuzz_hypervisor::switch::Running<'_>, text: &str, value| {
         running.context().x[5] = value;
         running.debug_register(&access(text, false))

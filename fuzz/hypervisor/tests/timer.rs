@@ -83,6 +83,7 @@ proptest! {
             0b001 => Due::At(compare),
             _ => Due::Never,
         };
+        prop_assert_eq!(timer::is_enabled(timer.control()), control & 1 != 0);
         prop_assert_eq!(timer.due(now), expected);
         prop_assert_eq!(control & !0b111, 0);
     }

@@ -84,9 +84,19 @@ impl Bank {
 
     /// Interrupts that wait for a list register, of the groups that `control` (`GICD_CTLR`) enables.
     pub const fn waiting(&self, control: u32) -> u32 {
+        self.pending() & self.may_wait(control)
+    }
+
+    /// As [`waiting`](Self::waiting), while no line is high.
+    pub const fn waiting_latched(&self, control: u32) -> u32 {
+        self.latch & self.may_wait(control)
+    }
+
+    /// What waits if it is pending.
+    const fn may_wait(&self, control: u32) -> u32 {
         let group0 = if control & 1 != 0 { !self.group1 } else { 0 };
         let group1 = if control & 2 != 0 { self.group1 } else { 0 };
-        self.pending() & self.enabled & !self.active & !self.resident & (group0 | group1)
+        self.enabled & !self.active & !self.resident & (group0 | group1)
     }
 
     /// The input changes.

@@ -89,7 +89,7 @@ impl Vgic {
     pub fn load_quiet<I: CpuInterface>(&mut self, vcpu: VcpuId, interface: &mut I) -> bool {
         let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return false };
         let bank = &mut state.private;
-        let waiting = bank.waiting(self.control);
+        let waiting = bank.waiting_latched(self.control);
         let is_quiet = bank.line | bank.held | self.busy | waiting & waiting.wrapping_sub(1) == 0;
         if !is_quiet || state.slots.outside || !state.saved.write_quiet(interface) {
             return false;
@@ -112,7 +112,8 @@ impl Vgic {
         let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return false };
         let bank = &state.private;
         let outstanding = bank.line | bank.held | self.busy | state.owed | u32::from(state.slots.used);
-        if outstanding | bank.waiting(self.control) != 0
+        // No line is high, so what does not wait in a latch does not wait.
+        if outstanding | bank.latch & bank.enabled != 0
             || interface.control() >> control::EOI_COUNT != 0
             || !state.saved.read_quiet(interface)
         {

@@ -30,6 +30,7 @@
 //! too many. If C1 came after U and before the next L, that L sees the change, and if the vCPU is blocked until then, C3
 //! reads that no CPU has it, and wakes it. If an L came between C1 and C3, the SGI is one too many again.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -50,8 +51,8 @@ use crate::{read_sysreg, schedule};
 /// A guest's interrupt controller.
 pub struct GuestGic {
     model: Mutex<Vgic>,
-    /// Where each vCPU is.
-    vcpus: Vec<Vcpu>,
+    /// Where each vCPU is. Those that the guest does not have are nowhere.
+    vcpus: Box<[Vcpu; VcpuId::MOST as usize]>,
     sources: Sources,
 }
 
@@ -59,7 +60,7 @@ pub struct GuestGic {
 struct Vcpu {
     /// The number of the CPU that has it loaded, or [`NOWHERE`]. It changes under the model's lock.
     cpu: AtomicU32,
-    entity: EntityId,
+    entity: Option<EntityId>,
 }
 
 /// No CPU has the vCPU loaded.
@@ -102,21 +103,21 @@ impl GuestGic {
         let linked = [(VIRTUAL_TIMER, sources.virtual_timer as u16), (PHYSICAL_TIMER, sources.physical_timer as u16)];
         let linked = if sources.physical_timer_is_linked { &linked[..] } else { &linked[..1] };
         let model = Vgic::new(&Config { spis: SPIS, affinities: &affinities, linked })?;
-        let vcpus = vcpus.iter().map(|(_, entity)| Vcpu { cpu: AtomicU32::new(NOWHERE), entity: *entity });
-        Ok(Self { model: Mutex::new(model), vcpus: vcpus.collect(), sources: *sources })
+        let entity = |n: usize| vcpus.get(n).map(|(_, entity)| *entity);
+        let vcpus = core::array::from_fn(|n| Vcpu { cpu: AtomicU32::new(NOWHERE), entity: entity(n) });
+        Ok(Self { model: Mutex::new(model), vcpus: Box::new(vcpus), sources: *sources })
     }
 
     /// vCPU `vcpu` is loaded on this CPU, with its timers' lines at these levels. Returns the machine's interrupts that
     /// are active for it, a bit for each INTID.
     #[inline(always)]
-    pub fn load(&self, vcpu: usize, cpu: usize, lines: TimerLines) -> u32 {
-        let (Some(id), Some(place)) = (id(vcpu), self.vcpus.get(vcpu)) else { return 0 };
+    pub fn load(&self, vcpu: VcpuId, cpu: usize, lines: TimerLines) -> u32 {
         let mut model = self.model.lock();
-        place.cpu.store(cpu as u32, Ordering::Relaxed);
-        if lines == TimerLines::LOW && model.load_quiet(id, &mut ThisCpu) {
+        self.place(vcpu).cpu.store(cpu as u32, Ordering::Relaxed);
+        if lines == TimerLines::LOW && model.load_quiet(vcpu, &mut ThisCpu) {
             return 0;
         }
-        self.load_any(model, id, lines)
+        self.load_any(model, vcpu, lines)
     }
 
     #[inline(never)]
@@ -130,14 +131,13 @@ impl GuestGic {
 
     /// vCPU `vcpu`, which is loaded on this CPU, leaves it. Returns whether it `waits` and an interrupt is signalled to it.
     #[inline(always)]
-    pub fn unload(&self, vcpu: usize, lines: TimerLines, waits: bool) -> bool {
-        let (Some(id), Some(place)) = (id(vcpu), self.vcpus.get(vcpu)) else { return false };
+    pub fn unload(&self, vcpu: VcpuId, lines: TimerLines, waits: bool) -> bool {
         let mut model = self.model.lock();
-        if lines == TimerLines::LOW && model.unload_quiet(id, &mut ThisCpu) {
-            place.cpu.store(NOWHERE, Ordering::Relaxed);
+        if lines == TimerLines::LOW && model.unload_quiet(vcpu, &mut ThisCpu) {
+            self.place(vcpu).cpu.store(NOWHERE, Ordering::Relaxed);
             return false;
         }
-        self.unload_any(model, id, lines, waits)
+        self.unload_any(model, vcpu, lines, waits)
     }
 
     #[inline(never)]
@@ -146,9 +146,7 @@ impl GuestGic {
         let mut effects = model.unload(id, &mut ThisCpu);
         effects = effects.and(set_lines(&mut model, id, lines));
         let is_signalled = waits && model.has_deliverable(id, &Here::without_vcpu());
-        if let Some(place) = self.vcpus.get(id.index()) {
-            place.cpu.store(NOWHERE, Ordering::Relaxed);
-        }
+        self.place(id).cpu.store(NOWHERE, Ordering::Relaxed);
         drop(model);
         // The next vCPU of this CPU has timers of its own, behind the same interrupts of the machine.
         effects.deactivate |= held;
@@ -180,7 +178,7 @@ impl GuestGic {
     /// before.
     pub fn kick_all(&self) {
         let _model = self.model.lock();
-        for place in &self.vcpus {
+        for place in self.vcpus.iter() {
             if let Some(cpu) = place.loaded() {
                 schedule::interrupt(cpu);
             }
@@ -302,11 +300,17 @@ impl GuestGic {
 
     /// C2, or C3.
     fn kick(&self, vcpu: VcpuId) {
-        let Some(place) = self.vcpus.get(vcpu.index()) else { return };
+        let place = self.place(vcpu);
         match place.loaded() {
             Some(cpu) => schedule::interrupt(cpu),
-            None => schedule::wake(place.entity),
+            None => place.entity.into_iter().for_each(schedule::wake),
         }
+    }
+
+    #[inline(always)]
+    fn place(&self, vcpu: VcpuId) -> &Vcpu {
+        // The index is below the number, which the compiler does not know.
+        &self.vcpus[vcpu.index() % VcpuId::MOST as usize]
     }
 
     /// The model learns the level of the virtual timer's line. The guest may have silenced its timer without ending the

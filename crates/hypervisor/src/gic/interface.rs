@@ -5,6 +5,8 @@
 //! A vCPU owns its CPU, so its state stays in these registers while EL2 handles an exit. EL2 reads and writes them only
 //! for an exit that concerns interrupts.
 
+use core::arch::asm;
+
 use twofold_devices::vgic::CpuInterface;
 
 use crate::sysreg::isb;
@@ -41,12 +43,12 @@ pub struct ThisCpu;
 impl CpuInterface for ThisCpu {
     #[inline(always)]
     fn list_registers(&self) -> usize {
-        (read_sysreg!(ICH_VTR_EL2) as usize & 0xf) + 1
+        (vtr() as usize & 0xf) + 1
     }
 
     #[inline(always)]
     fn preemption_bits(&self) -> u32 {
-        (read_sysreg!(ICH_VTR_EL2) >> 26 & 7) as u32 + 1
+        (vtr() >> 26 & 7) as u32 + 1
     }
 
     #[inline(always)]
@@ -131,6 +133,15 @@ impl CpuInterface for ThisCpu {
             }
         }
     }
+}
+
+/// ICH_VTR_EL2, which is constant: the compiler may read it once.
+#[inline(always)]
+fn vtr() -> u64 {
+    let value: u64;
+    // SAFETY: reading it changes nothing, and it has one value on each CPU. EL2's code stays on its CPU.
+    unsafe { asm!("mrs {}, ICH_VTR_EL2", out(reg) value, options(pure, nomem, nostack, preserves_flags)) };
+    value
 }
 
 impl ThisCpu {

@@ -117,6 +117,11 @@ pub(crate) fn run(redistributor: OwnRedistributor, sources: Sources, counts: boo
     }
 }
 
+/// The decision for an entity that follows without a limit.
+pub(crate) fn follow(entity: EntityId) -> Decision {
+    Decision { run: Some(entity), until: NEVER }
+}
+
 impl ThisCpu {
     /// I2 and I3: waits for an interrupt, and chooses again.
     fn wait(&mut self) -> Decision {
@@ -151,16 +156,16 @@ impl ThisCpu {
         }
     }
 
-    /// B2 and B3: the entity that runs on this CPU waits, unless it was woken meanwhile.
+    /// [`Schedule::block`] on this CPU.
     #[inline(always)]
-    pub(crate) fn block(&self) -> Decision {
+    pub(crate) fn block(&self) -> Result<EntityId, Decision> {
         self.schedule.block(self.number)
     }
 
     /// As [`block`](Self::block), out of line.
     #[inline(never)]
     pub(crate) fn block_out_of_line(&self) -> Decision {
-        self.block()
+        self.block().map_or_else(|decision| decision, follow)
     }
 
     /// Sets EL2's timer to what comes first, while no vCPU is loaded.

@@ -107,14 +107,15 @@ pub(crate) fn get() -> &'static Schedule {
 }
 
 impl Schedule {
-    /// B2 and B3: the entity that runs on this CPU waits, unless it was woken meanwhile.
+    /// B2 and B3: the entity that runs on this CPU waits, unless it was woken meanwhile. Returns the one that follows without
+    /// a limit, in the usual case, or else what the CPU does next.
     #[inline(always)]
-    pub(crate) fn block(&self, cpu: usize) -> Decision {
+    pub(crate) fn block(&self, cpu: usize) -> Result<EntityId, Decision> {
         let mut scheduler = self.scheduler.lock();
         let now = timer::machine_time();
         match scheduler.block_for_next(cpu, now) {
-            Some(decision) => decision,
-            None => block_then_pick(scheduler, cpu, now),
+            Some(next) => Ok(next),
+            None => Err(block_then_pick(scheduler, cpu, now)),
         }
     }
 

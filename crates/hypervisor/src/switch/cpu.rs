@@ -7,11 +7,12 @@
 //!
 //! # Load
 //!
-//! - L1. VTCR_EL2, VTTBR_EL2, HCR_EL2, VMPIDR_EL2, CNTVOFF_EL2 and CNTPOFF_EL2 become the guest's. ISB: the next step names the VMID.
+//! - L1. If another guest was loaded here last, VTCR_EL2, VTTBR_EL2 and HCR_EL2 become the guest's. ISB: the next step names
+//!   the VMID.
 //! - L2. If another vCPU of the guest ran here last, the stage-1 and combined TLB entries of the VMID on this CPU are
 //!   invalidated: the two share the VMID, and may use one ASID for different tables.
-//! - L3. The registers of EL1 and EL0, with SCTLR_EL1 after the other registers of stage 1; the timers' compare values;
-//!   ICC_SRE_EL1. ISB.
+//! - L3. VMPIDR_EL2, CNTVOFF_EL2 and CNTPOFF_EL2; the registers of EL1 and EL0, with SCTLR_EL1 after the other registers of
+//!   stage 1; the timers' compare values; ICC_SRE_EL1. ISB.
 //! - L4. The timers' controls: only now can a timer fire, with its own compare value and offset. The virtual interface is
 //!   the next step of the caller's (`GuestGic::load`).
 //! - L5. The debug registers that have an effect (see [`debug`]). Nothing can be stepped at EL2.
@@ -53,6 +54,8 @@ pub struct Switch {
     /// Its place among the CPUs.
     cpu: usize,
     has: Has,
+    /// VTTBR_EL2 of the guest that was loaded last; 0: none was.
+    vttbr: u64,
     /// CPTR_EL2 with FP and SIMD trapped.
     cptr: u64,
     /// The bits of HCR_EL2 that depend on the CPU.
@@ -132,7 +135,7 @@ impl Switch {
         isb();
         let own = Cpu::read();
         let (traps, has_physical_offset) = (el2::traps(&own), own.has_physical_offset());
-        Self { cpu, has, cptr, traps, has_physical_offset }
+        Self { cpu, has, vttbr: 0, cptr, traps, has_physical_offset }
     }
 
     /// The registers that this CPU has.
@@ -140,33 +143,36 @@ impl Switch {
         self.has
     }
 
-    /// Loads a vCPU. `invalidate` must invalidate the stage-1 and combined TLB entries of the guest's VMID on this CPU
+    /// Loads a vCPU. `change` is called before another guest than the last one is loaded. `invalidate` must invalidate the
+    /// stage-1 and combined TLB entries of the guest's VMID on this CPU
     /// ([`Stage2::invalidate_for_other_vcpu`](twofold_stage2::Stage2::invalidate_for_other_vcpu)).
     ///
     /// # Safety
-    /// The seat must confine the guest to its own memory and devices, with a VMID of its own.
+    /// The seat must confine the guest to its own memory and devices, with a VMID of its own. All seats with its VTTBR_EL2
+    /// must have its VTCR_EL2 and HCR_EL2, and whatever else changes VTTBR_EL2 on this CPU must restore it.
     #[inline(always)]
     pub unsafe fn load<'a>(
         &'a mut self,
         vcpu: &'a mut State,
         seat: &Seat<'_>,
+        change: impl FnOnce(),
         invalidate: impl FnOnce(),
     ) -> Running<'a> {
         let has = self.has;
         // SAFETY: no guest runs on this CPU, because `Running` borrows the CPU; these are the registers of the one that
         // runs next. The caller is responsible for what confines it.
         unsafe {
-            write_sysreg!(VTCR_EL2, seat.vtcr);
-            write_sysreg!(VTTBR_EL2, seat.vttbr);
-            write_sysreg!(HCR_EL2, seat.hcr | self.traps | MOVES);
+            if self.vttbr != seat.vttbr {
+                change();
+                self.change_guest(seat.vttbr, seat.vtcr, seat.hcr);
+            }
+            if seat.last.is_other(self.cpu, seat.vcpu) {
+                invalidate();
+            }
             write_sysreg!(VMPIDR_EL2, seat.vmpidr);
             write_sysreg!(CNTVOFF_EL2, seat.counter_offset);
             if self.has_physical_offset {
                 write_sysreg!(S3_4_C14_C0_6, seat.counter_offset); // CNTPOFF_EL2
-            }
-            isb();
-            if seat.last.is_other(self.cpu, seat.vcpu) {
-                invalidate();
             }
             system::restore(has, &vcpu.registers);
             timers::restore(has, &vcpu.registers);
@@ -175,6 +181,23 @@ impl Switch {
             debug::restore(has, &vcpu.registers);
         }
         Running { cpu: self, vcpu, has_fp: false }
+    }
+
+    /// L1.
+    ///
+    /// # Safety
+    /// No guest may run on this CPU, and these must confine the one that runs there next.
+    #[cold]
+    #[inline(never)]
+    unsafe fn change_guest(&mut self, vttbr: u64, vtcr: u64, hcr: u64) {
+        self.vttbr = vttbr;
+        // SAFETY: the caller's promise.
+        unsafe {
+            write_sysreg!(VTCR_EL2, vtcr);
+            write_sysreg!(VTTBR_EL2, vttbr);
+            write_sysreg!(HCR_EL2, hcr | self.traps | MOVES);
+        }
+        isb();
     }
 }
 

@@ -71,7 +71,7 @@ impl<'a> Loaded<'a> {
     /// T3 and T4. Out of line: with anything else around it, the compiler keeps less of the fault path in registers.
     #[inline(never)]
     pub(super) fn run(&mut self) -> Leave {
-        self.arm();
+        timer::arm_for_entry(self.first_due());
         loop {
             if let Some(leave) = self.turn() {
                 return leave;
@@ -345,12 +345,18 @@ impl<'a> Loaded<'a> {
 
     /// Sets EL2's timer to whatever comes first.
     fn arm(&self) {
+        timer::arm(self.first_due());
+    }
+
+    /// The machine's time of what comes first.
+    #[inline(always)]
+    fn first_due(&self) -> Option<u64> {
         let own = match self.own.timers.physical.is_on() {
             false => NEVER,
             true => self.own_timer(),
         };
         let first = own.min(self.cpu.until).min(self.cpu.deadlines.first());
-        timer::arm((first != NEVER).then_some(first));
+        (first != NEVER).then_some(first)
     }
 
     /// When the emulated physical timer is due, by the machine's counter.

@@ -42,11 +42,11 @@ use self::exits::Loaded;
 use self::state::{Leave, Power, Vcpu};
 use self::time::Timers;
 use crate::schedule;
-use crate::schedule::cpu::{Entity, ThisCpu};
+use crate::schedule::cpu::{Entity, ThisCpu, follow};
 use crate::schedule::deadlines::{Due, NEVER};
 use crate::stats::Purpose;
 use crate::switch::{State, Switch};
-use crate::vm::Vm;
+use crate::vm::{VcpuSlot, Vm};
 
 mod calls;
 mod exits;
@@ -86,27 +86,44 @@ impl Entity for Runnable {
 /// comes next. Returns what the CPU does after them.
 #[inline(never)]
 fn turns(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, until: u64) -> Decision {
-    let (mut index, mut until) = (index, until);
+    let mut vcpu = (index, &vm.vcpus[index]);
+    let mut until = until;
     loop {
-        let next = turn(vm, index, cpu, switch, until);
-        match next.run.and_then(|entity| vm.index_of(entity)) {
-            Some(following) => (index, until) = (following, next.until),
-            None => return next,
+        (vcpu, until) = match turn(vm, vcpu, cpu, switch, until) {
+            Next::Vcpu(next) => (next, NEVER),
+            Next::Any(next) => match next.run.and_then(|entity| vm.slot_of(entity)) {
+                Some(vcpu) => (vcpu, next.until),
+                None => return next,
+            },
         }
     }
 }
 
-/// A turn of vCPU `index`. Returns what the CPU does next.
+/// What follows a turn.
+enum Next {
+    /// A turn of another vCPU of the guest, which has no limit.
+    Vcpu((usize, &'static VcpuSlot)),
+    /// Whatever was decided, perhaps such a turn.
+    Any(Decision),
+}
+
+/// A turn of vCPU `index`, which is in `slot`. Returns what the CPU does next.
 #[inline(always)]
-fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, until: u64) -> Decision {
-    let slot = &vm.vcpus[index];
+fn turn(
+    vm: &'static Vm,
+    (index, slot): (usize, &'static VcpuSlot),
+    cpu: &mut ThisCpu,
+    switch: &mut Switch,
+    until: u64,
+) -> Next {
     let mut vcpu = slot.state.lock();
-    if core::mem::take(&mut vcpu.own.timers.has_deadline) {
+    if vcpu.own.timers.has_deadline {
+        vcpu.own.timers.has_deadline = false;
         cpu.deadlines.set(Due::Vcpu(slot.entity.index()), NEVER);
     }
     if !can_run(&mut vcpu, vm, index) {
         drop(vcpu);
-        return cpu.block_out_of_line();
+        return Next::Any(cpu.block_out_of_line());
     }
     // What this CPU did since its last turn, up to where it looked for interrupts.
     if let Err(impossible) = cpu.meter.is_for_pieces(Purpose::Switch, &slot.stats) {
@@ -116,11 +133,12 @@ fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, u
     let offset = vm.counter_offset();
     let lines = own.timers.look_again(registers, offset);
     own.stolen.turn_begins(vm.memory(), offset);
-    cpu.tables_loaded(vm.memory().stage2().vttbr());
-    // SAFETY: the seat is the guest's own, whose tables map only its memory, and its VMID is unique.
-    let running =
-        unsafe { switch.load(registers, &vm.seat(index, slot), || vm.memory().stage2().invalidate_for_other_vcpu()) };
-    let active = vm.devices().gic.load(index, cpu.number, lines);
+    let (seat, stage2) = (vm.seat(index, slot, offset), vm.memory().stage2());
+    let (change, invalidate) = (|| cpu.tables_loaded(seat.vttbr), || stage2.invalidate_for_other_vcpu());
+    // SAFETY: the seat is the guest's own, whose tables map only its memory, and its VMID is unique. It never changes, but
+    // for the offset. The engine restores VTTBR_EL2 after a flush.
+    let running = unsafe { switch.load(registers, &seat, change, invalidate) };
+    let active = vm.devices().gic.load(slot.id, cpu.number, lines);
     if active != 0 {
         cpu.redistributor.activate(active);
     }
@@ -130,21 +148,28 @@ fn turn(vm: &'static Vm, index: usize, cpu: &mut ThisCpu, switch: &mut Switch, u
     let leave = if vm.has_stopped() { Leave::Stop } else { loaded.run() };
     loaded.put();
     let look = own.timers.look(registers, offset);
-    let is_signalled = vm.devices().gic.unload(index, look.lines, leave == Leave::Wait);
+    let is_signalled = vm.devices().gic.unload(slot.id, look.lines, leave == Leave::Wait);
     if leave == Leave::Wait && !is_signalled {
         let deadline = own.timers.deadline(registers, look, offset);
         if let Some(deadline) = deadline {
             cpu.deadlines.set(Due::Vcpu(slot.entity.index()), deadline);
         }
         drop(vcpu);
-        return cpu.block();
+        // The usual case first, in which the decision stays in registers.
+        return match cpu.block() {
+            Ok(entity) => match vm.slot_of(entity) {
+                Some(vcpu) => Next::Vcpu(vcpu),
+                None => Next::Any(follow(entity)),
+            },
+            Err(decision) => Next::Any(decision),
+        };
     }
     drop(vcpu);
-    match leave {
+    Next::Any(match leave {
         Leave::Preempted => cpu.next,
         Leave::Wait => schedule::pick(cpu.number),
         Leave::Stop => cpu.block_out_of_line(),
-    }
+    })
 }
 
 /// Whether a vCPU can execute an instruction now. If it was switched on since its last turn, it begins.

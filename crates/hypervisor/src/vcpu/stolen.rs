@@ -26,6 +26,8 @@ use crate::{read_sysreg, schedule};
 pub(super) struct Stolen {
     /// `None`: the machine's counter has no frequency, so no time can be reported.
     model: Option<StolenTime>,
+    /// The guest has asked for it.
+    is_asked: bool,
     entity: EntityId,
     /// How far the guest's counters were behind the machine's in the last turn.
     offset: u64,
@@ -37,13 +39,13 @@ impl Stolen {
         let area = STOLEN_TIME_BASE + index as u64 * structure::SIZE;
         let frequency = NonZeroU64::new(read_sysreg!(CNTFRQ_EL0));
         let model = frequency.and_then(|frequency| StolenTime::new(area, frequency).ok());
-        Self { model, entity, offset: 0 }
+        Self { model, is_asked: false, entity, offset: 0 }
     }
 
     /// T1a. `offset` is how far the guest's counters are behind the machine's.
     #[inline(always)]
     pub(super) fn turn_begins(&mut self, memory: &GuestMemory<EnginePlatform>, offset: u64) {
-        if self.model.as_ref().is_some_and(StolenTime::is_asked) {
+        if self.is_asked {
             self.write(memory, offset);
         }
     }
@@ -67,13 +69,17 @@ impl Stolen {
     /// The guest asks for the structure of this vCPU, which makes the call. Returns its address. `offset` as above.
     pub(super) fn ask(&mut self, memory: &GuestMemory<EnginePlatform>, offset: u64) -> Option<u64> {
         self.offset = offset;
-        self.model.as_mut()?.ask(schedule::stolen(self.entity), &Ram(memory))
+        let model = self.model.as_mut()?;
+        let area = model.ask(schedule::stolen(self.entity), &Ram(memory));
+        self.is_asked = model.is_asked();
+        area
     }
 
     /// The guest begins anew.
     pub(super) fn reset(&mut self) {
         if let Some(model) = &mut self.model {
             model.reset();
+            self.is_asked = false;
         }
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct Timers {
     pub(super) physical: PhysicalTimer,
     /// The level of its line, as the interrupt controller knows it.
     pub(super) level: bool,
-    /// No timer was on when the vCPU left its last CPU. So none is while it is not loaded, and no line is high.
+    /// No timer was enabled when the vCPU left its last CPU. So none is while it is not loaded, and no line is high.
     are_off: bool,
     /// The vCPU set a deadline when it left its last CPU.
     pub(super) has_deadline: bool,
@@ -28,20 +28,21 @@ pub(super) struct Timers {
 #[derive(Clone, Copy)]
 pub(super) struct Look {
     pub(super) lines: TimerLines,
-    /// The guest's time then; `None` if no timer is on.
-    now: Option<u64>,
+    /// The guest's time then; [`NEVER`] if no timer is enabled.
+    now: u64,
 }
 
 impl Timers {
     /// Looks at the lines of a vCPU whose registers these are, and notes that the interrupt controller knows their levels.
     #[inline(always)]
     pub(super) fn look(&mut self, registers: &State, offset: u64) -> Look {
-        let [virtual_timer, own] = registers.timers().map(|(control, _)| timer::is_on(control));
-        if virtual_timer || own || self.physical.is_on() {
-            return self.look_at_time(registers, offset);
+        let [virtual_timer, own] = registers.timers().map(|(control, _)| control);
+        if timer::is_enabled(virtual_timer | own | self.physical.control()) {
+            let (lines, now) = self.look_at_time(registers, offset);
+            return Look { lines, now };
         }
         (self.level, self.are_off) = (false, true);
-        Look { lines: TimerLines::LOW, now: None }
+        Look { lines: TimerLines::LOW, now: NEVER }
     }
 
     /// The lines of a vCPU that was not loaded since the last look.
@@ -51,22 +52,24 @@ impl Timers {
     }
 
     #[inline(never)]
-    fn look_at_time(&mut self, registers: &State, offset: u64) -> Look {
+    fn look_at_time(&mut self, registers: &State, offset: u64) -> (TimerLines, u64) {
         self.are_off = false;
         let now = timer::machine_time().wrapping_sub(offset);
         self.level = self.physical.due(now) == Due::Now;
         let [virtual_timer, own] = registers.timers().map(|(control, compare)| timer::due(control, compare, now));
         let physical_timer = self.level || own == Due::Now;
-        Look { lines: TimerLines { virtual_timer: virtual_timer == Due::Now, physical_timer }, now: Some(now) }
+        (TimerLines { virtual_timer: virtual_timer == Due::Now, physical_timer }, now)
     }
 
     /// The machine's time at which the next line rises after a look, of a vCPU that is about to be blocked. A line that is
     /// high has risen by then.
     #[inline(always)]
     pub(super) fn deadline(&mut self, registers: &State, look: Look, offset: u64) -> Option<u64> {
-        let now = look.now?;
+        if look.now == NEVER {
+            return None;
+        }
         self.has_deadline = true;
-        Some(self.deadline_after(registers, now, offset))
+        Some(self.deadline_after(registers, look.now, offset))
     }
 
     #[inline(never)]

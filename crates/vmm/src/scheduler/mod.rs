@@ -62,7 +62,7 @@
 //! - B2 takes the lock and calls [`block`](Scheduler::block). If that returns `false`, it goes back to B1;
 //! - B3 calls [`pick`](Scheduler::pick), gives the lock back, and runs what it is given.
 //!
-//! B2 and B3 are one call, [`block_for_next`](Scheduler::block_for_next), where that returns a decision.
+//! B2 and B3 are one call, [`block_for_next`](Scheduler::block_for_next), where that returns an entity.
 //!
 //! A CPU or device that wakes it:
 //!
@@ -107,8 +107,6 @@ pub struct Decision {
     pub run: Option<EntityId>,
     /// When the CPU has to call [`Scheduler::pick`] again, if the entity still runs; `Ticks::MAX`: when it is interrupted.
     pub until: Ticks,
-    /// Whether the entity ran last on another CPU, or never ran.
-    pub moved: bool,
 }
 
 /// The CPUs to interrupt, so that they call [`Scheduler::pick`]: bit `n` stands for CPU `n`.
@@ -161,8 +159,6 @@ struct Entity {
     virtual_time: Virtual,
     /// The CPU in whose queue it waits or waited.
     home: usize,
-    /// The CPU where it ran last.
-    ran_on: Option<usize>,
     /// It was woken while it was not blocked.
     is_woken: bool,
     ran: Ticks,
@@ -220,7 +216,6 @@ impl Scheduler {
             state: State::Blocked,
             virtual_time: 0,
             home: self.entities.len() % self.cpus.len().max(1),
-            ran_on: None,
             is_woken: false,
             ran: 0,
             stolen: 0,

@@ -73,21 +73,24 @@ impl Scheduler {
     }
 
     /// [`block`](Self::block), and then [`pick`](Self::pick), in the usual case of a vCPU's WFI: one entity waits, in this
-    /// CPU's queue. Each number is then computed once. Returns `None` in any other case: then nothing has changed but the
-    /// time.
+    /// CPU's queue, and it is of the same group. Each number is then computed once. Returns that entity, which runs until
+    /// the CPU is interrupted. Returns `None` in any other case: then nothing has changed but the time.
     #[inline(always)]
-    pub fn block_for_next(&mut self, cpu: usize, now: Ticks) -> Option<Decision> {
+    pub fn block_for_next(&mut self, cpu: usize, now: Ticks) -> Option<EntityId> {
         let now = self.advance(now);
         let contended = self.contended.of_one(now)?;
         let this = &mut self.cpus[cpu];
         let next = this.waiting.only()?;
         let running = this.running?;
         let next_group = self.entities[next.entity.0 as usize].group;
-        let least = Virtual::from(self.slice) * Virtual::from(self.groups[next_group.0 as usize].least_rate());
         let blocked = &mut self.entities[running.entity.0 as usize];
-        let group = &mut self.groups[blocked.group.0 as usize];
+        if blocked.group != next_group {
+            return None;
+        }
+        let group = &mut self.groups[next_group.0 as usize];
         let clock = group.clock(contended);
         let virtual_time = blocked.virtual_time + (clock - running.clock);
+        let least = Virtual::from(self.slice) * Virtual::from(group.least_rate());
         // `settle` lifts one that is ahead of the first by more than a slice.
         if blocked.is_woken || virtual_time + least < next.virtual_time {
             return None;
@@ -95,7 +98,7 @@ impl Scheduler {
         blocked.virtual_time = virtual_time;
         blocked.ran += now - running.since;
         blocked.state = State::Blocked;
-        let (entity, own_group) = (next.entity, blocked.group);
+        let entity = next.entity;
         group.subtract_runnable_at(clock, contended);
         this.waiting.clear();
         self.contended.subtract(now, contended);
@@ -103,16 +106,11 @@ impl Scheduler {
         if let State::Waiting(since) = chosen.state {
             chosen.stolen += now - since;
         }
-        let moved = chosen.ran_on != Some(cpu);
         // Its home is this CPU, because it waited in the queue here.
-        (chosen.state, chosen.ran_on) = (State::Running(cpu), Some(cpu));
-        let clock = match chosen.group == own_group {
-            true => clock,
-            false => self.groups[chosen.group.0 as usize].clock(contended),
-        };
+        chosen.state = State::Running(cpu);
         // No other one waits, so there is no limit.
         this.running = Some(Running { entity, since: now, clock, slice_began: now, is_limited: false });
-        Some(Decision { run: Some(entity), until: Ticks::MAX, moved })
+        Some(entity)
     }
 
     /// Charges the entity that runs on this CPU for the time until now.
@@ -161,7 +159,7 @@ impl Scheduler {
     fn pick_of(&mut self, cpu: usize, now: Ticks, first: Option<Item>, own: Option<Item>) -> Decision {
         let Some(first) = first else {
             self.idle |= 1 << cpu;
-            return Decision { run: None, until: Ticks::MAX, moved: false };
+            return Decision { run: None, until: Ticks::MAX };
         };
         self.idle &= !(1 << cpu);
         let next = self.preferred(first, own, None);
@@ -195,11 +193,10 @@ impl Scheduler {
         self.dequeue(entity, now, contended);
         let is_limited = self.contended.is_running();
         let chosen = &mut self.entities[entity.0 as usize];
-        let moved = chosen.ran_on != Some(cpu);
-        (chosen.state, chosen.home, chosen.ran_on) = (State::Running(cpu), cpu, Some(cpu));
+        (chosen.state, chosen.home) = (State::Running(cpu), cpu);
         let clock = self.groups[chosen.group.0 as usize].clock(contended);
         self.cpus[cpu].running = Some(Running { entity, since: now, clock, slice_began, is_limited });
-        Decision { run: Some(entity), until: self.end_of_slice(slice_began, is_limited), moved }
+        Decision { run: Some(entity), until: self.end_of_slice(slice_began, is_limited) }
     }
 
     /// Charges the entity that runs on this CPU. If the first that waits is ahead by more than it can get by one slice,
@@ -232,11 +229,11 @@ impl Scheduler {
     fn go_on(&mut self, cpu: usize) -> Decision {
         let is_limited = self.contended.is_running();
         let Some(running) = &mut self.cpus[cpu].running else {
-            return Decision { run: None, until: Ticks::MAX, moved: false };
+            return Decision { run: None, until: Ticks::MAX };
         };
         running.is_limited = is_limited;
         let (entity, slice_began) = (running.entity, running.slice_began);
-        Decision { run: Some(entity), until: self.end_of_slice(slice_began, is_limited), moved: false }
+        Decision { run: Some(entity), until: self.end_of_slice(slice_began, is_limited) }
     }
 
     /// When the CPU has to call `pick` again.

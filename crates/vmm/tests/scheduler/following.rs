@@ -6,13 +6,13 @@ use crate::machine::{Machine, Program, weight};
 
 const SECOND: u64 = 1_000_000;
 
-/// Sleepers of two groups, of which some share a weight, and a spinner if `spins`. Returns how often an entity blocked and
-/// another one followed by one call.
+/// Sleepers of two groups, and a spinner if `spins`. Returns how often an entity blocked and another one followed by one
+/// call.
 fn followed(cpus: usize, seed: u64, spins: bool) -> u64 {
     let mut machine = Machine::new(cpus, seed);
     let groups = [machine.scheduler.add_group(weight(64)), machine.scheduler.add_group(weight(100))];
     for number in 0..2 * cpus {
-        machine.add(groups[number % 2], Program::Sleep([50, 500], [20, 1500]));
+        machine.add(groups[number / 2 % 2], Program::Sleep([50, 500], [20, 1500]));
     }
     if spins {
         machine.add(groups[0], Program::Spin);

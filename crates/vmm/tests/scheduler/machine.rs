@@ -35,7 +35,8 @@ pub struct Simulated {
     pub longest_wait: Ticks,
     pub longest_after_waking: Ticks,
     just_woke: bool,
-    /// How often it got a CPU where it did not run last.
+    /// The CPU where it ran last, and how often it got another one, the first one too.
+    ran_on: Option<usize>,
     pub moves: u64,
     /// How often it got a CPU.
     pub turns: u64,
@@ -78,6 +79,7 @@ impl Machine {
             longest_wait: 0,
             longest_after_waking: 0,
             just_woke: false,
+            ran_on: None,
             moves: 0,
             turns: 0,
         });
@@ -142,6 +144,7 @@ impl Machine {
                 }
                 if let Some(next) = next {
                     assert!(is_blocked, "it was woken");
+                    let next = Decision { run: Some(next), until: Ticks::MAX };
                     assert_eq!((next, &by_one_call), (self.cpus[cpu], &self.scheduler));
                     self.followed += 1;
                 }
@@ -175,7 +178,7 @@ impl Machine {
         self.cpus[cpu] = decision;
         if decision.run == before {
             // A CPU without work before has none now; otherwise it goes on.
-            self.started(decision);
+            self.started(cpu, decision);
             return;
         }
         if let Some(place) = before.map(|id| self.place(id))
@@ -183,10 +186,10 @@ impl Machine {
         {
             self.entities[place].waits_since = Some(self.now);
         }
-        self.started(decision);
+        self.started(cpu, decision);
     }
 
-    fn started(&mut self, decision: Decision) {
+    fn started(&mut self, cpu: usize, decision: Decision) {
         let now = self.now;
         let Some(place) = decision.run.map(|id| self.place(id)) else { return };
         let entity = &mut self.entities[place];
@@ -197,7 +200,7 @@ impl Machine {
             if std::mem::take(&mut entity.just_woke) {
                 entity.longest_after_waking = entity.longest_after_waking.max(waited);
             }
-            entity.moves += u64::from(decision.moved);
+            entity.moves += u64::from(entity.ran_on.replace(cpu) != Some(cpu));
             entity.turns += 1;
         }
     }

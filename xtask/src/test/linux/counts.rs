@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use twofold_abi::bundle::flags;
-use twofold_abi::exits::{EVENTS, Event, SWITCH};
+use twofold_abi::exits::EVENTS;
 use twofold_launch::{GuestSettings, Outcome, Pages, exits};
 use twofold_workspace::build;
 
@@ -106,8 +106,7 @@ pub fn exits(suite: &Suite) -> anyhow::Result<()> {
             .with_context(|| format!("the guest did not measure all events:\n{}", console.join("\n")))?;
         for event in EVENTS.into_iter().filter(|event| event.vcpus <= cpus) {
             let cost = costs.iter().find(|cost| cost.event == event).with_context(|| format!("no {}", event.what))?;
-            let reached = REACHED.iter().find(|(of, _)| *of == event).map(|(_, most)| *most);
-            if let Some(most) = reached.or(exits::most(event)) {
+            if let Some(most) = exits::most(event) {
                 let each = cost.each();
                 ensure!(each <= most as f64, "{} of {cpus} vCPUs: {each} instructions, more than {most}", event.what);
             }
@@ -115,9 +114,6 @@ pub fn exits(suite: &Suite) -> anyhow::Result<()> {
     }
     Ok(())
 }
-
-/// Events whose target is not reached, and what they take at most now.
-const REACHED: [(Event, u64); 1] = [(SWITCH, 770)];
 
 /// Compares two counted runs of the same image. The figures of the budget tests are not reused, because the image may
 /// have been rebuilt since.

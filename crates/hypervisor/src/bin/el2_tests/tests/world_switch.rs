@@ -5,6 +5,7 @@
 use alloc::vec::Vec;
 use core::arch::asm;
 
+use twofold_devices::vgic::VcpuId;
 use twofold_hypervisor::gic::guest::{GuestGic, TimerLines};
 use twofold_hypervisor::gic::sources::Sources;
 use twofold_hypervisor::pmu::Counter;
@@ -163,9 +164,10 @@ impl Stage {
         };
         vcpu.state.context.pc = program;
         // SAFETY: the seat's tables map only the test's own memory, and its VMID is the guest's own.
-        let mut running = unsafe { cpu.load(&mut vcpu.state, &seat, || guest.stage2.invalidate_for_other_vcpu()) };
-        let number = vcpu.number as usize;
-        let _active = gic.load(number, 0, NO_LINES);
+        let mut running =
+            unsafe { cpu.load(&mut vcpu.state, &seat, || (), || guest.stage2.invalidate_for_other_vcpu()) };
+        let id = VcpuId::new(vcpu.number).expect("three vCPUs");
+        let _active = gic.load(id, 0, NO_LINES);
         let differs = loop {
             // SAFETY: `load` set the CPU up for this guest, and nothing sets its PSTATE to EL2.
             let trap = unsafe { world::enter(running.context()) };
@@ -181,7 +183,7 @@ impl Stage {
             }
         };
         running.put();
-        gic.unload(number, NO_LINES, false);
+        gic.unload(id, NO_LINES, false);
         differs
     }
 
@@ -315,7 +317,7 @@ fn a_switch_takes_at_most_700_instructions(mut machine: Machine) -> Outcome {
             let seat = Seat { hcr: stage.hcr, vtcr, vttbr, vmpidr: 0, counter_offset: 0, vcpu, last };
             let _ = counter.since_last()?;
             // SAFETY: as in `turn`; the vCPU is not entered.
-            let mut running = unsafe { stage.cpu.load(state, &seat, invalidate) };
+            let mut running = unsafe { stage.cpu.load(state, &seat, || (), invalidate) };
             if uses_fp {
                 running.first_use_of_fp();
             }
