@@ -13,6 +13,7 @@ use dtoolkit::fdt::{Fdt, FdtNode};
 use dtoolkit::standard::{NodeStandard, Status};
 use dtoolkit::{Node, Property};
 use thiserror::Error;
+use twofold_vmm::guests::Missing;
 
 use crate::handover::Handover;
 use crate::power::Conduit;
@@ -21,20 +22,23 @@ use crate::read_sysreg;
 /// Why a device tree cannot be used.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Error {
+    /// The machine lacks what no guest can do without.
+    #[error(transparent)]
+    Missing(#[from] Missing),
     /// A required node is missing.
-    #[error("no {0}")]
+    #[error("the machine's device tree has no {0}")]
     NodeMissing(&'static str),
     /// A property is missing or malformed.
-    #[error("{0}: property {1} is missing or malformed")]
+    #[error("the machine's device tree, {0}: property {1} is missing or malformed")]
     Property(&'static str, &'static str),
     /// There are more items than a list holds.
-    #[error("too many {0}")]
+    #[error("the machine's device tree has too many {0}")]
     TooMany(&'static str),
     /// Two CPUs have the same MPIDR.
-    #[error("/cpus has two CPUs with MPIDR {0:#x}")]
+    #[error("the machine's device tree: /cpus has two CPUs with MPIDR {0:#x}")]
     SameCpu(u64),
     /// The running CPU is not among the CPUs.
-    #[error("/cpus has no CPU with this one's MPIDR")]
+    #[error("the machine's device tree: /cpus has no CPU with this one's MPIDR")]
     BootCpuMissing,
 }
 
@@ -104,7 +108,10 @@ impl Board {
         let root = fdt.root();
         let chosen = root.child("chosen");
         let bundle = chosen.and_then(bundle);
-        let gic = find(root, &["arm,gic-v3"], GIC)?;
+        let gic = find(root, &["arm,gic-v3"], GIC).map_err(|error| match error {
+            Error::NodeMissing(_) => Missing::GicV3.into(),
+            other => other,
+        })?;
         let gicd = gic.region(0).ok_or(Error::Property(GIC, "reg"))?;
         let mut board = Self {
             ram: ram(root)?,

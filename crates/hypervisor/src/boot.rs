@@ -7,7 +7,7 @@
 //!
 //! `boot.s` starts with the MMU off: memory is Device memory (no unaligned access, no atomics) and stores bypass the
 //! caches. So `boot.s` does as little as possible: it relocates the image, maps the gigabytes that contain image and
-//! DTB, and turns the MMU on. Rust code runs only after that. `start` then reads the DTB and replaces the first map by
+//! DTB, and turns the MMU on. Rust code runs only after that, but for `not_el2`. `start` then reads the DTB and replaces the first map by
 //! the final one.
 //!
 //! Invariant: when `main` runs, the final map of [`el2_mmu`] is in use (no page is both writable and executable), and
@@ -17,9 +17,10 @@ use core::arch::global_asm;
 
 use dtoolkit::fdt::Fdt;
 use spin::Once;
+use twofold_vmm::guests::Missing;
 
 use crate::board::{self, Board};
-use crate::{channel, console, cpus, efi, el2_mmu, power, semihosting};
+use crate::{channel, console, cpus, efi, el2_mmu, power, println, semihosting, start};
 
 /// Makes `$main`, a `fn(&'static Board) -> !`, the main function of an image.
 #[macro_export]
@@ -41,6 +42,33 @@ unsafe extern "Rust" {
 }
 
 static BOARD: Once<Board> = Once::new();
+
+/// The first Rust code of an image that was entered at EL1 or EL3: reports it, and switches the machine off. The MMU is
+/// off, so memory is Device memory, without atomics but loads and stores; `.bss` has any content.
+///
+/// # Safety
+/// As [`start`].
+unsafe extern "C" fn not_el2(dtb: *const u8) -> ! {
+    // SAFETY: the caller's promise.
+    if let Ok(fdt) = unsafe { Fdt::from_raw(dtb) } {
+        if let Ok(uart) = board::uart(fdt) {
+            // SAFETY: the DTB lists a PL011 there. With the MMU off, all memory is Device memory.
+            unsafe { console::init(uart.start) };
+            println!("twofold: {}", Missing::El2);
+        }
+        if board::has_boot_argument(fdt, twofold_abi::control::BOOT_ARGUMENT) {
+            // SAFETY: with this word, the command line promises that semihosting is served.
+            unsafe { semihosting::enable() };
+            semihosting::write(c"twofold:error the image was not entered at EL2\n");
+            semihosting::exit(twofold_abi::exit::CANNOT_START);
+        }
+        if let Ok(conduit) = board::conduit(fdt) {
+            power::init(conduit);
+            let _ = power::system_off();
+        }
+    }
+    power::park()
+}
 
 /// The first Rust code, on the boot CPU: MMU on with the first map, `.bss` zero, vectors set.
 ///
@@ -78,7 +106,7 @@ unsafe extern "C" fn start(dtb: *const u8) -> ! {
             unsafe { channel::start(&board.virtio) };
             twofold_main(BOARD.call_once(|| board))
         }
-        Err(error) => panic!("this machine's device tree: {error}"),
+        Err(error) => start::cannot_start(&error),
     }
 }
 
@@ -87,10 +115,10 @@ global_asm!(
     areas = sym cpus::AREAS,
     boot_block = const el2_mmu::BOOT_BLOCK,
     boot_tables = const 5, // the root, and one for each of at most four gigabytes
-    cannot_start = const twofold_abi::exit::CANNOT_START,
     cpu_in_area = const cpus::CPU_IN_AREA,
     efi = sym efi::enter,
     enable_mmu = sym el2_mmu::enable,
+    not_el2 = sym not_el2,
     sctlr = const el2_mmu::SCTLR,
     sctlr_boot = const el2_mmu::SCTLR_BOOT,
     stack_below_cpu = const cpus::STACK_BELOW_CPU,

@@ -75,10 +75,10 @@ section_table:
 
 .section .text.boot, "ax"
 boot_entry:
+    mov     x19, x0                     // the DTB
     mrs     x1, CurrentEL
     cmp     x1, #(2 << 2)
-    b.ne    not_el2
-    mov     x19, x0                     // the DTB
+    b.ne    entered_elsewhere
     bl      known_state
 
     // A dirty line of a cache must not be written back over the stores below, which bypass the caches.
@@ -248,8 +248,10 @@ map_gigabyte:
     str     x0, [x2, x1, lsl #3]
     ret
 
-// Reports through semihosting that EL2 is needed. Without semihosting, HLT traps to `park`.
-not_el2:
+// Entered at EL1 or EL3, the image reports that and no more. x19 is the DTB. The MMU stays off, and an exception parks.
+entered_elsewhere:
+    msr     daifset, #0xf
+    msr     spsel, #1
     adr     x2, park_vectors
     cmp     x1, #(1 << 2)
     b.eq    0f
@@ -257,21 +259,21 @@ not_el2:
     b       1f
 0:  msr     vbar_el1, x2
 1:  isb
-    mov     w0, #0x04                   // SYS_WRITE0
-    adr     x1, not_el2_text
-    hlt     #0xf000
-    mov     w0, #0x20                   // SYS_EXIT_EXTENDED
-    adr     x1, not_el2_exit
-    hlt     #0xf000
+    adrp    x0, image_start             // as for EL2
+    adrp    x1, image_end
+    bl      clean_and_invalidate
+    bl      relocate
+    address x0, {areas}
+    ldr     x1, =({cpu_in_area} - {stack_below_cpu})
+    add     x0, x0, x1
+    mov     sp, x0
+    mov     x29, xzr
+    mov     x30, xzr
+    mov     x0, x19
+    b       {not_el2}
 park:
     wfi
     b       park
-
-.balign 8
-not_el2_exit:
-    .quad   0x20026, {cannot_start}     // ADP_Stopped_ApplicationExit
-not_el2_text:
-    .asciz  "twofold:error not started at EL2: give QEMU -M virt,virtualization=on\n"
 
 .balign 2048
 park_vectors:

@@ -6,6 +6,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 
 use spin::Once;
 use twofold_abi::bundle::flags;
@@ -16,7 +17,7 @@ use twofold_stage2::{Features, Geometry, Granule, Ipa, MetadataMap, Platform, Ru
 use twofold_vmm::bundle::{Bundle, BundleError};
 use twofold_vmm::config::Config;
 use twofold_vmm::device_tree;
-use twofold_vmm::guests::{self, Admitted, Guest, Host, Refused};
+use twofold_vmm::guests::{self, Admitted, Guest, Host, Missing, Refused};
 use twofold_vmm::mitigation::Needs;
 use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::{DEFAULT_WEIGHT, EntityId, Scheduler, Weight};
@@ -170,8 +171,8 @@ pub enum StartupError {
     Gic(#[from] Unusable),
 }
 
-/// Reports why the guest cannot be started, and exits.
-pub fn cannot_start(why: &StartupError) -> ! {
+/// Reports why the guests cannot be started, and exits.
+pub fn cannot_start(why: &dyn fmt::Display) -> ! {
     error!("{why}");
     println!("twofold: {why}");
     control::end("error");
@@ -188,7 +189,8 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     Observer::begin(board, vcpus, &features, &taken)?;
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
-    let host = Host { free: frames.huge_pages() * HUGE_PAGE, vmid_bits: features.vmid_bits, missing: None };
+    let missing = (!Cpu::read().has_gic_registers()).then_some(Missing::ListRegisters);
+    let host = Host { free: frames.huge_pages() * HUGE_PAGE, vmid_bits: features.vmid_bits, missing };
     let admitted = guests::admit(&bundle.guests, &host)?;
     let port = channel::interrupt(board);
     host_devices::find(board);

@@ -172,6 +172,14 @@ fn no_two_cpus_are_the_same() {
 }
 
 #[test]
+fn a_machine_without_a_gicv3_says_so() {
+    let mut tree = tree(&[BOOT_CPU]);
+    tree.root.remove_child(&format!("intc@{:x}", virt::GICD_BASE)).unwrap();
+    let error = read(&tree).unwrap_err();
+    assert!(error.to_string().contains("no GICv3") && error.to_string().contains("gic-version=3"), "{error}");
+}
+
+#[test]
 fn the_guest_reads_each_part_of_an_affinity() {
     let cpus = [BOOT_CPU, 1, 0x01_0000_0000, 0xff_00ff_ffff];
     assert_eq!(read(&tree(&cpus)).map(|board| board.cpus), Ok(cpus.into_iter().collect()));

@@ -3,7 +3,8 @@
 
 use std::fs;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
+use twofold_workspace::install;
 
 use super::kernels::spinning_kernel;
 use super::suite::{Suite, refused_with, script, text};
@@ -66,4 +67,25 @@ pub fn bad_qemu(suite: &Suite) -> anyhow::Result<()> {
     refused_with(suite.start(&["--check"], &[("TWOFOLD_QEMU", &old)])?, &["6.2.0", "7.2.0 or later"])?;
     let missing = suite.path("no-qemu");
     refused_with(suite.start(&["--check"], &[("TWOFOLD_QEMU", &missing)])?, &["TWOFOLD_QEMU names", "was not found"])
+}
+
+/// A machine that lacks what no guest can do without names it on its UART, and switches itself off.
+pub fn bad_machine(suite: &Suite) -> anyhow::Result<()> {
+    let (wanted, real) = ("virtualization=on,gic-version=3", install::qemu()?);
+    for (number, (has, words)) in [
+        ("virtualization=off,gic-version=3", "no EL2"),
+        ("secure=on,gic-version=3", "no EL2"),
+        ("virtualization=on,gic-version=2", "no GICv3"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let qemu = suite.path(&format!("bad-machine-{number}"));
+        let change = format!("shift; set -- \"$@\" \"$(printf %s \"$argument\" | sed s/{wanted}/{has}/)\"");
+        let body = format!("for argument; do {change}; done\nexec '{}' \"$@\"", real.program().display());
+        script(&qemu, &body)?;
+        let ended = suite.start(&["--check", "--guest", "bare", "--timeout", "60"], &[("TWOFOLD_QEMU", &qemu)])?;
+        refused_with(ended, &[words, "QEMU was closed"]).with_context(|| format!("a machine with {has}"))?;
+    }
+    Ok(())
 }

@@ -84,6 +84,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("bad_memory", Depth::Quick, answers::bad_memory),
     ("bad_combinations", Depth::Quick, answers::bad_combinations),
     ("bad_qemu", Depth::Quick, answers::bad_qemu),
+    ("bad_machine", Depth::Quick, answers::bad_machine),
     ("guest_that_hangs", Depth::Quick, endings::hang),
     ("guest_that_resets", Depth::Quick, |suite| {
         suite
