@@ -9,12 +9,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use twofold_abi::bundle::WEIGHT_MAX;
 use twofold_abi::virt::MAX_CPUS;
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
+use twofold_launch::size::Size;
+use twofold_launch::spec::Spec;
 use twofold_launch::{Pages, machine};
 use twofold_workspace::guest::{Choice, Wanted};
-use twofold_workspace::size::Size;
 use twofold_workspace::static_program::Architecture;
 
-use crate::spec::{GuestOption, Spec};
+use crate::guest_option::GuestOption;
 
 /// Builds, runs and tests Twofold.
 #[derive(Debug, Parser)]
@@ -33,7 +34,8 @@ pub enum Command {
     /// Reports which lines of the engine the tests on the host execute
     #[command(after_help = twofold_coverage::HELP)]
     Coverage(twofold_coverage::Options),
-    /// Builds the command `twofold` as one static file: target/dist/twofold-aarch64, target/dist/twofold-x86_64
+    /// Builds the command `twofold` as one static file with the hypervisor in it: target/dist/twofold-aarch64,
+    /// target/dist/twofold-x86_64
     Dist(DistOptions),
     /// Reports which tools are present, which are missing, and the exact command that installs each
     #[command(after_help = "Exit status: 1 if a tool is missing that `cargo xtask run` cannot install by itself.")]
@@ -159,8 +161,8 @@ pub struct RunOptions {
     /// the rest is taken. Two commas within a value are one
     #[arg(long, value_name = "KIND|SPEC")]
     pub guest: Vec<GuestOption>,
-    /// Gives standard input and output to the console of this guest, line by line, on a terminal or not. Without it, several
-    /// guests print their lines with their names
+    /// Gives standard input and output to the console of this guest, byte by byte, on a terminal or not. Without it, a terminal
+    /// is the first guest's
     #[arg(long, value_name = "NAME", conflicts_with_all = ["check", "count", "counters", "json"])]
     pub attach: Option<String>,
     /// CPU model, a value of QEMU's -cpu
@@ -199,7 +201,7 @@ impl RunOptions {
     pub fn more(&self) -> impl Iterator<Item = &Spec> {
         self.guest.iter().filter_map(|guest| match guest {
             GuestOption::Kind(_) => None,
-            GuestOption::More(spec) => Some(spec),
+            GuestOption::More(spec) => Some(spec.as_ref()),
         })
     }
 }
@@ -262,7 +264,7 @@ impl From<PagesOption> for Pages {
 
 const RUN_EXAMPLES: &str = "\
 Examples:
-  cargo xtask run                                  Linux's console; Ctrl-A X leaves
+  cargo xtask run                                  Linux's console; Ctrl-] opens the monitor (docs/run.md)
   cargo xtask run --check --count                  boots, checks, counts, and prints a table
   cargo xtask run --check --pages blocks --memory 1G --cpus 2
   cargo xtask run --check --cpus 4 --host-cpus 2

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask dist`: builds the command `twofold` as one static file.
+//! `cargo xtask dist`: builds the command `twofold` as one static file, with the hypervisor's image in it.
 
 use std::fs;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
-use twofold_workspace::static_program::{Architecture, Profile, TWOFOLD, build};
+use twofold_workspace::static_program::{Architecture, Profile, TWOFOLD, build_with};
 use twofold_workspace::steps::Steps;
 use twofold_workspace::table::thousands;
-use twofold_workspace::{Workspace, install, output, subprocess};
+use twofold_workspace::{Workspace, build, install, output, subprocess};
 
 use crate::arguments::DistOptions;
 
@@ -19,6 +19,12 @@ pub fn command(workspace: &Workspace, options: &DistOptions) -> anyhow::Result<E
         Some(one) => std::slice::from_ref(one),
         None => &[Architecture::Aarch64, Architecture::X86_64],
     };
+    steps.step("image", || {
+        install::target(install::TARGET)?;
+        let size = build::images(workspace, &[build::HYPERVISOR])?;
+        Ok(((), format!("the hypervisor ({} bytes)", thousands(size))))
+    })?;
+    let image = build::HYPERVISOR.image(workspace);
     let mut sums = Vec::new();
     for architecture in architectures {
         steps.step("target", || {
@@ -26,7 +32,7 @@ pub fn command(workspace: &Workspace, options: &DistOptions) -> anyhow::Result<E
             Ok(((), architecture.target().to_owned()))
         })?;
         let file = steps.step("build", || {
-            let built = build(workspace, TWOFOLD, *architecture, Profile::Release)?;
+            let built = build_with(workspace, TWOFOLD, *architecture, Profile::Release, Some(&image))?;
             let file = workspace.dist().join(format!("{}-{}", TWOFOLD.name, architecture.name()));
             fs::copy(&built, &file).with_context(|| format!("cannot write {}", file.display()))?;
             let size = fs::metadata(&file)?.len();

@@ -12,11 +12,11 @@ mod dist;
 mod doctor;
 mod figures;
 mod fuzz;
+mod guest_option;
 mod record;
 mod redis;
 mod report;
 mod run;
-mod spec;
 mod test;
 
 use std::process::ExitCode;

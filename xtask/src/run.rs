@@ -13,11 +13,12 @@ use anyhow::{Context, bail};
 use twofold_abi::bundle::flags;
 use twofold_launch::check::CHECK_OK;
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
+use twofold_launch::size::Size;
+use twofold_launch::spec::Spec;
 use twofold_launch::{Devices, GuestSettings, Outcome, Pages, Qemu, bundle, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::{Choice, Kind, Selected};
-use twofold_workspace::size::Size;
 use twofold_workspace::steps::Steps;
 use twofold_workspace::{Workspace, build, fetch, file, guest, install, output};
 
@@ -25,7 +26,6 @@ use crate::arguments::RunOptions;
 use crate::dirty_log::DirtyLogs;
 use crate::figures::{FirstTouch, Rows};
 use crate::report::{self, Described};
-use crate::spec::Spec;
 
 /// `cargo xtask run`.
 pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<ExitCode> {
@@ -153,7 +153,7 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
     } else {
         // The first guest's kernel is not there yet, and others may have it too.
         for (spec, guest) in specs().zip(&guests) {
-            let known = spec.is_some_and(|spec| spec.kernel.is_some());
+            let known = spec.is_some_and(|spec| spec.kernel.is_some() || spec.firmware.is_some());
             let checked = if known { guest.check().map(drop) } else { guest.check_initrd() };
             checked.map_err(|why| bundle::named(&guests, guest, why))?;
         }
@@ -162,7 +162,9 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
     {
         return Ok(());
     }
-    let is_ours = |spec: Option<&Spec>| spec.is_none_or(|spec| spec.kernel.is_none() && spec.initrd.is_none());
+    let is_ours = |spec: Option<&Spec>| {
+        spec.is_none_or(|spec| spec.kernel.is_none() && spec.initrd.is_none() && spec.firmware.is_none())
+    };
     let little = |guest: &&GuestSettings| guest.memory < LINUX_CHECK_MEMORY;
     let ours = specs().zip(&guests).filter(|(spec, _)| is_ours(*spec)).map(|(_, guest)| guest);
     if let Some(guest) = ours.into_iter().find(little) {
@@ -181,18 +183,12 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
 fn guests(options: &RunOptions, mode: Mode, kernel: &Path, initrd: Option<&PathBuf>) -> Vec<GuestSettings> {
     let first = guest(options, mode, kernel.to_owned(), initrd.cloned());
     let more = options.more().map(|spec| GuestSettings {
-        name: spec.name.clone(),
-        weight: spec.weight.unwrap_or(first.weight),
-        kernel: spec.kernel.clone().unwrap_or_else(|| kernel.to_owned()),
-        initrd: spec.initrd.clone().unwrap_or_else(|| initrd.cloned()),
         command_line: command_line(
             options.kernel.is_some() || spec.kernel.is_some(),
             spec.append.as_deref().or(options.append.as_deref()),
             mode,
         ),
-        memory: spec.memory.map_or(first.memory, Size::bytes),
-        cpus: spec.cpus.unwrap_or(first.cpus),
-        ..first.clone()
+        ..spec.beside(&first)
     });
     let more: Vec<_> = more.collect();
     [vec![first], more].concat()
@@ -221,7 +217,7 @@ fn image_flags(options: &RunOptions, mode: Mode) -> u32 {
     let count = if mode.is_counted() { flags::COUNT } else { 0 };
     let restart = if options.restart || mode == Mode::Console { flags::RESTART } else { 0 };
     // A counted run is equal each time, and what a launcher sends comes when the host pleases.
-    let on_channel = !mode.is_counted() && (options.attach.is_some() || options.more().next().is_some());
+    let on_channel = !mode.is_counted() && (mode == Mode::Console || options.more().next().is_some());
     count | restart | if on_channel { flags::CONSOLES } else { 0 }
 }
 
@@ -259,17 +255,8 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
 
 fn console(workspace: &Workspace, options: &RunOptions, qemu: &Qemu, selected: &Selected) -> anyhow::Result<ExitCode> {
     let boot = boot(options, Mode::Console, selected);
-    let attached = options.attach.as_ref().and_then(|name| boot.guests.iter().position(|guest| guest.name == *name));
     let several = boot.guests.len() > 1;
-    output::line(match (attached, several) {
-        (Some(_), _) => "The guest's console follows, line by line. Ctrl-C ends the run.",
-        (None, true) => "The lines of the guests' consoles follow (--attach NAME: one console). Ctrl-C ends the run.",
-        (None, false) => "The guest's console follows. Ctrl-A X leaves it (Ctrl-A H: help).",
-    })?;
-    let run = match attached.is_some() || several {
-        true => boot.run_attached(workspace, qemu, attached.map(|guest| guest as u16)),
-        false => boot.run(workspace, qemu),
-    };
+    let run = boot.run_interactive(workspace, qemu, options.attach.as_deref());
     let outcome = run.inspect_err(|_| {
         // The guest's console may end in the middle of a line.
         let _ = output::line("");
@@ -373,7 +360,7 @@ fn table(options: &RunOptions, selected: &Selected, outcome: &Outcome, touch: Op
     let pages = Pages::from(options.pages).name();
     let memory: Size = options.memory;
     if options.more().next().is_some() {
-        let names = options.more().map(|spec| spec.name.as_str());
+        let names = options.more().filter_map(|spec| spec.name.as_deref());
         rows.words("guests", &[options.name.as_str()].into_iter().chain(names).collect::<Vec<_>>().join(", "));
     }
     rows.words("guest memory, vCPUs, mappings", &format!("{memory}, {}, {pages}", options.cpus));
@@ -446,12 +433,14 @@ mod tests {
     }
 
     #[test]
-    fn several_guests_have_their_consoles_on_the_channel() {
+    fn terminals_and_several_guests_have_their_consoles_on_the_channel() {
         let on_channel = |words: &[&str], terminal| {
             let options = options(words);
             image_flags(&options, Mode::new(&options, terminal)) & flags::CONSOLES != 0
         };
-        assert!(!on_channel(&[], false) && !on_channel(&[], true) && !on_channel(&["--cpus", "2"], false));
+        assert!(!on_channel(&[], false) && !on_channel(&["--cpus", "2"], false));
+        // A terminal is a console by the channel, with the monitor.
+        assert!(on_channel(&[], true));
         assert!(on_channel(&["--guest", "name=b"], true) && on_channel(&["--check", "--guest", "name=b"], false));
         assert!(!on_channel(&["--count", "--guest", "name=b"], false));
         assert!(on_channel(&["--attach", "guest"], false));

@@ -4,6 +4,10 @@
 //! Invariant: standard output carries results only. A failure is one message on standard error and an exit status that
 //! is not 0.
 
+mod attach;
+mod run;
+mod signals;
+mod stat;
 mod switch;
 
 use std::process::ExitCode;
@@ -11,7 +15,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use twofold_bench::output;
 
-/// Measures how the memory of arm64 guests is mapped, tracked and moved.
+/// Runs arm64 guests, shows what they do, and measures how their memory is mapped, tracked and moved.
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true)]
 struct Arguments {
@@ -21,18 +25,30 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Connects this terminal with the console of a guest that runs
+    #[command(after_help = attach::HELP)]
+    Attach(attach::Options),
     /// Experiments: each technique on and off, next to the published figures
     #[command(subcommand)]
-    Bench(twofold_bench::Command),
+    Bench(Box<twofold_bench::Command>),
+    /// Runs guests
+    #[command(after_help = run::HELP)]
+    Run(Box<run::Options>),
+    /// Shows what guests do: memory, faults, exits, and their rates
+    #[command(after_help = stat::HELP)]
+    Stat(stat::Options),
     Switch(switch::Arguments),
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let done = match Arguments::parse().command {
+        Command::Attach(options) => attach::command(&options),
         Command::Bench(bench) => twofold_bench::run(&bench),
+        Command::Run(options) => run::command(&options),
+        Command::Stat(options) => stat::command(&options),
         Command::Switch(arguments) => switch::run(&arguments),
     };
-    match result {
+    match done {
         Ok(code) => code,
         // The reader of our output has closed it (`| head`), so no message would be read.
         Err(error) if output::is_closed(&error) => ExitCode::from(CLOSED),

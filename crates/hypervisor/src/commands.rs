@@ -23,7 +23,7 @@ use crate::channel::{self, Polled};
 use crate::schedule::cpu::Progress;
 use crate::vm::commanded::Quit;
 use crate::vm::{self, Vm};
-use crate::{consoles, heap, stats};
+use crate::{consoles, heap, read_sysreg, stats};
 
 /// What is done for the launcher.
 pub(crate) struct Commands {
@@ -191,7 +191,7 @@ fn figures(asked: Asked, guest: usize, place: usize, guests: All) -> Option<Unde
         done(asked);
         return None;
     };
-    let ((counter, still), of_guest) = (vm.counter(), vm.figures());
+    let ((counter, still), (ran, stolen), of_guest) = (vm.counter(), vm.times(), vm.figures());
     let (mut sent, mut index) = (0, 0);
     let _ = channel::with_session(|session, launcher| {
         let mut figure = |group: &str, name: &str, value: u64| {
@@ -207,6 +207,9 @@ fn figures(asked: Asked, guest: usize, place: usize, guests: All) -> Option<Unde
         };
         figure("counter", "now", counter);
         figure("counter", "stopped", still);
+        figure("counter", "frequency", read_sysreg!(CNTFRQ_EL0));
+        figure("cpu", "ran", ran);
+        figure("cpu", "stolen", stolen);
         stats::for_each_figure(&of_guest, figure);
     });
     if sent == FIGURES {

@@ -263,7 +263,7 @@ impl Maker {
         let Guest { name, config, .. } = guest;
         let layout = admitted.layout;
         let group = self.scheduler.add_group(admitted.weight);
-        let affinities: Vec<u64> = (0..u64::from(config.cpus)).map(affinity).collect();
+        let affinities: Vec<u64> = (0..u64::from(config.cpus)).map(device_tree::affinity).collect();
         let vcpus: Vec<_> = affinities.iter().map(|mpidr| (*mpidr, self.scheduler.add(group))).collect();
         let task = self.scheduler.add(group);
         let io_task = (config.virtio_devices() > 0).then(|| self.scheduler.add(group));
@@ -370,12 +370,6 @@ fn share(frames: &mut Frames, count: u64) -> Option<Frames> {
         }
     }
     Some(own)
-}
-
-/// The affinity of a vCPU, as on QEMU's `virt`: 16 in a cluster, which is as many as an SGI reaches at once.
-fn affinity(vcpu: u64) -> u64 {
-    let (cluster, core) = (vcpu / 16, vcpu % 16);
-    cluster << 8 | core
 }
 
 /// The smallest IPA space that holds the guest's RAM, unless the bundle sets it. Up to 34 bits a walk has two levels.

@@ -14,14 +14,12 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use twofold_abi::channel::{FrameReader, MessageError, ToLauncher};
 use twofold_abi::control;
 
 use crate::child;
-use crate::session::{Message, Session, SessionError};
 
 /// Both ends, before QEMU starts.
 #[derive(Debug)]
@@ -35,8 +33,6 @@ pub struct Channel {
 pub struct Listener {
     stream: UnixStream,
     thread: JoinHandle<Result<(), SinkError>>,
-    /// A session's messages, for the first session.
-    messages: Option<Receiver<Message>>,
 }
 
 /// What takes the messages of a session, in the thread that reads the channel. It must not wait for anything that waits for
@@ -102,18 +98,17 @@ impl Channel {
     ) -> io::Result<Listener> {
         child::inherits(command, self.theirs);
         let stream = self.ours.try_clone()?;
-        let (sender, messages) = mpsc::channel();
         if let Some(peer) = &mut peer {
             peer.begin(self.ours.try_clone()?)?;
         }
         let thread = thread::spawn(move || {
-            let done = read(stream, log, trace, &sender, peer.as_deref_mut());
+            let done = read(stream, log, trace, peer.as_deref_mut());
             if let Some(mut peer) = peer {
                 peer.end();
             }
             done
         });
-        Ok(Listener { stream: self.ours, thread, messages: Some(messages) })
+        Ok(Listener { stream: self.ours, thread })
     }
 }
 
@@ -121,13 +116,6 @@ impl Listener {
     /// Sends bytes to the hypervisor, few enough for the socket's buffer. They wait until it reads.
     pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
         (&self.stream).write_all(bytes)
-    }
-
-    /// What begins a session, once. The session reads no stream itself, so this end is read whatever the session does.
-    pub fn session(&mut self) -> io::Result<impl FnOnce() -> Result<Session, SessionError> + Send + use<>> {
-        let stream = self.stream.try_clone()?;
-        let messages = self.messages.take().ok_or(io::ErrorKind::AlreadyExists)?;
-        Ok(move || Session::begin(stream, messages))
     }
 
     /// Reads what is left after QEMU has gone.
@@ -170,12 +158,11 @@ impl<W: Write> Sink<W> {
     }
 }
 
-/// Writes what comes to `log` and `trace`, to the end of `stream`. A session's messages go to `session` too.
+/// Writes what comes to `log` and `trace`, to the end of `stream`. A session's messages go to `peer`, if there is one.
 fn read<W: Write>(
     mut stream: impl Read,
     mut log: Sink<W>,
     mut trace: Option<Sink<W>>,
-    session: &Sender<Message>,
     mut peer: Option<&mut (dyn Peer + '_)>,
 ) -> Result<(), SinkError> {
     let mut reader = FrameReader::new();
@@ -209,14 +196,8 @@ fn read<W: Write>(
                 Ok(message) if let Some(peer) = &mut peer => {
                     is_cut = peer.take(frame.guest, &message) == Next::Cut;
                 }
-                Ok(message) => {
-                    // For people.
-                    log.write(format!("control channel: {message:?}\n").as_bytes());
-                    if let Some(message) = Message::of(frame.guest, &message) {
-                        // Without a session, nothing waits for it.
-                        let _ = session.send(message);
-                    }
-                }
+                // For people.
+                Ok(message) => log.write(format!("control channel: {message:?}\n").as_bytes()),
                 // A kind may be newer than this launcher.
                 Err(MessageError::Kind(_)) => {}
                 Err(error) => log.write(refused(error).as_bytes()),
@@ -256,7 +237,7 @@ mod tests {
     fn files_of(bytes: &[u8]) -> [String; 2] {
         let mut files = [Vec::new(), Vec::new()];
         let [log, trace] = &mut files;
-        read(bytes, sink(log), Some(sink(trace)), &mpsc::channel().0, None).unwrap();
+        read(bytes, sink(log), Some(sink(trace)), None).unwrap();
         files.map(|file| String::from_utf8(file).unwrap())
     }
 
@@ -306,7 +287,7 @@ mod tests {
         }
         let bytes = [&[0][..], &frame(&ToLauncher::Line("twofold:end reset")).repeat(9)].concat();
         let mut left = &*bytes;
-        let error = read(&mut left, sink(Full), None, &mpsc::channel().0, None).unwrap_err();
+        let error = read(&mut left, sink(Full), None, None).unwrap_err();
         assert_eq!((error.path, error.why.kind()), ("a file".into(), io::ErrorKind::StorageFull));
         assert!(left.is_empty());
     }

@@ -35,7 +35,8 @@ pub struct Devices {
 }
 
 /// A disk of a guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(try_from = "String")]
 pub struct Disk {
     /// What it keeps.
     pub backing: Backing,

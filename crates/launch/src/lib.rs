@@ -4,12 +4,13 @@
 //! Every command that boots the hypervisor uses this launcher. A launch has these steps:
 //!
 //! 1. [`GuestSettings`] are checked on the host and written as a bundle file (modules [`guest`], [`devices`], [`image`],
-//!    [`initrd`], [`layout`], [`bundle`]).
+//!    [`initrd`], [`layout`], [`bundle`]). What a user writes becomes settings in [`spec`] and [`size`].
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The hypervisor's end is the control channel ([`channel`]). Its lines become a [`Control`] with its [`Report`] of figures ([`report`]).
-//!    A launch that is driven has a session on it, for commands ([`session`]);
-//!    one whose guests have their consoles there, for consoles ([`consoles`]).
+//!    A launch that is driven, or whose guests have their consoles there, has a session on it ([`session`], [`client`]).
+//!    Guests' consoles have any number of readers ([`hub`]): the terminal ([`terminal`]), with the monitor ([`monitor`]), and
+//!    those of other processes ([`socket`]), which take figures too ([`sample`]). [`interactive`] is a run with all of them.
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
 //! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]); [`exits::measure`] does so
@@ -22,22 +23,30 @@ pub mod bundle;
 pub mod channel;
 pub mod check;
 pub mod child;
-pub mod consoles;
+pub mod client;
 pub mod devices;
 pub mod exits;
 pub mod experiment;
 #[cfg(test)]
 mod fake;
 pub mod guest;
+pub mod hub;
 pub mod image;
 pub mod initrd;
+pub mod interactive;
 pub mod layout;
 pub mod machine;
+pub mod monitor;
 pub mod outcome;
 pub mod qemu;
 pub mod report;
 pub mod run;
+pub mod sample;
 pub mod session;
+pub mod size;
+pub mod socket;
+pub mod spec;
+pub mod terminal;
 pub mod verdict;
 
 pub use bundle::Bundle;

@@ -68,15 +68,6 @@ pub struct Machine {
     pub deterministic: bool,
 }
 
-/// Where the console's output goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Serial {
-    /// To the terminal; Ctrl-A X ends QEMU.
-    Terminal,
-    /// To standard output, read by the launcher.
-    Pipe,
-}
-
 impl Machine {
     /// Memory of the machine in bytes.
     pub fn memory(&self) -> u64 {
@@ -98,7 +89,7 @@ impl Machine {
     }
 
     /// QEMU's arguments. The descriptor `channel`, which QEMU inherits, is its end of the image's control channel.
-    pub fn arguments(&self, serial: Serial, channel: RawFd) -> Vec<OsString> {
+    pub fn arguments(&self, channel: RawFd) -> Vec<OsString> {
         let mut arguments = Vec::new();
         let mut add = |option: &str, value: OsString| arguments.extend([OsString::from(option), value]);
 
@@ -131,13 +122,8 @@ impl Machine {
         }
         add("-nic", "none".into());
         add("-display", "none".into());
-        match serial {
-            Serial::Terminal => add("-serial", "mon:stdio".into()),
-            Serial::Pipe => {
-                add("-serial", "stdio".into());
-                add("-monitor", "none".into());
-            }
-        }
+        add("-serial", "stdio".into());
+        add("-monitor", "none".into());
         add("-kernel", self.image.clone().into());
         if let Some(words) = &self.append {
             add("-append", words.into());
@@ -199,8 +185,8 @@ mod tests {
         }
     }
 
-    fn arguments(machine: &Machine, serial: Serial) -> Vec<String> {
-        let arguments = machine.arguments(serial, 7);
+    fn arguments(machine: &Machine) -> Vec<String> {
+        let arguments = machine.arguments(7);
         arguments.into_iter().map(|argument| argument.into_string().unwrap()).collect()
     }
 
@@ -210,7 +196,7 @@ mod tests {
 
     #[test]
     fn an_ordinary_machine() {
-        let arguments = arguments(&machine(), Serial::Pipe);
+        let arguments = arguments(&machine());
         assert!(has(&arguments, "-M", "virt,virtualization=on,gic-version=3"));
         assert!(has(&arguments, "-cpu", "max,pauth-impdef=on"));
         assert!(has(&arguments, "-m", "749M"));
@@ -226,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_deterministic_machine_has_one_cpu_and_a_counted_clock() {
-        let arguments = arguments(&Machine { deterministic: true, ..machine() }, Serial::Pipe);
+        let arguments = arguments(&Machine { deterministic: true, ..machine() });
         for (option, value) in [
             ("-M", "virt,virtualization=on,gic-version=3,dtb-randomness=off"),
             ("-smp", "1"),
@@ -242,7 +228,7 @@ mod tests {
     #[test]
     fn a_file_can_be_the_memory() {
         let machine = Machine { memory_file: Some("/tmp/memory".into()), ..machine() };
-        let arguments = arguments(&machine, Serial::Pipe);
+        let arguments = arguments(&machine);
         assert!(has(&arguments, "-M", "virt,virtualization=on,gic-version=3,memory-backend=memory"));
         let backend = format!("memory-backend-file,id=memory,size={},share=on,mem-path=/tmp/memory", 749 << 20);
         assert!(has(&arguments, "-object", &backend));
@@ -251,7 +237,7 @@ mod tests {
     #[test]
     fn a_test_image_has_a_command_line_and_no_guest() {
         let machine = Machine { loaded: Loaded::Nothing, append: Some("run=map".to_owned()), ..machine() };
-        let arguments = arguments(&machine, Serial::Pipe);
+        let arguments = arguments(&machine);
         assert!(has(&arguments, "-append", "run=map"));
         assert!(has(&arguments, "-m", "512M"));
         assert!(!arguments.iter().any(|argument| argument == "-initrd"));
@@ -266,7 +252,7 @@ mod tests {
             append: Some("console=ttyAMA0".to_owned()),
             ..machine()
         };
-        let arguments = arguments(&machine, Serial::Pipe);
+        let arguments = arguments(&machine);
         for (option, value) in [
             ("-M", "virt,virtualization=on,gic-version=3"),
             ("-m", "1024M"),
@@ -288,7 +274,7 @@ mod tests {
             append: Some("replay=1000".to_owned()),
             ..machine()
         };
-        let arguments = arguments(&machine, Serial::Pipe);
+        let arguments = arguments(&machine);
         for (option, value) in [
             ("-M", "virt,virtualization=off,gic-version=3"),
             ("-m", "128M"),
@@ -299,12 +285,5 @@ mod tests {
             assert!(has(&arguments, option, value), "{option} {value}");
         }
         assert!(!arguments.iter().any(|argument| argument.contains("semihosting") || argument == "-initrd"));
-    }
-
-    #[test]
-    fn a_terminal_keeps_the_monitor() {
-        let arguments = arguments(&machine(), Serial::Terminal);
-        assert!(has(&arguments, "-serial", "mon:stdio"));
-        assert!(!arguments.iter().any(|argument| argument == "-monitor"));
     }
 }

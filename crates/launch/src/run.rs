@@ -4,6 +4,7 @@
 //! Invariant: however [`Launch::run`] returns, the QEMU that it started is gone and reaped. If the launcher is killed,
 //! its QEMU is killed too. The time limit only guards against hangs; it never decides whether a guest was right.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,12 +19,11 @@ use thiserror::Error;
 
 use crate::channel::{Channel, Listener, Peer, Sink, SinkError};
 use crate::child;
-use crate::consoles::Consoles;
-use crate::machine::{Loaded, Machine, Serial};
+use crate::machine::{Loaded, Machine};
 use crate::outcome::{Console, KEPT_LINES, Outcome};
 use crate::qemu::Qemu;
 use crate::report::Control;
-use crate::session::{Session, SessionError};
+use crate::session::{Client, Session};
 
 /// The name of the console's log in a launch's directory.
 pub const CONSOLE_LOG: &str = "console.log";
@@ -49,9 +49,12 @@ pub struct Launch<'a> {
 }
 
 /// What drives a machine that runs: commands to its hypervisor, by what it writes.
+#[derive(Debug)]
 pub struct Driver {
-    begin: Box<dyn FnOnce() -> Result<Session, SessionError> + Send>,
-    lines: Receiver<String>,
+    /// The session, which takes no guest's console.
+    pub session: Arc<Session>,
+    /// The lines of the console, from the first on.
+    pub lines: Receiver<String>,
 }
 
 /// Asks every launch that has a clone of it to end. It is cheap to clone, and safe in a signal handler's thread.
@@ -90,11 +93,6 @@ pub enum RunError {
         /// The end of the console.
         last: String,
     },
-    /// The time limit passed, and the console was on the terminal, which keeps no log.
-    #[error(
-        "the guest did not end within {} s and was ended; give a longer --timeout, or none", .0.as_secs()
-    )]
-    TimedOutOnTerminal(Duration),
     /// [`Stop::request`] was called.
     #[error("stopped")]
     Stopped,
@@ -103,17 +101,6 @@ pub enum RunError {
 impl From<SinkError> for RunError {
     fn from(SinkError { path, why }: SinkError) -> Self {
         Self::Log { path, why }
-    }
-}
-
-impl Driver {
-    /// Begins the session. Returns it, and the lines of the console, from the first on.
-    ///
-    /// # Errors
-    ///
-    /// The hypervisor has ended, or refuses.
-    pub fn begin(self) -> Result<(Session, Receiver<String>), SessionError> {
-        Ok(((self.begin)()?, self.lines))
     }
 }
 
@@ -138,13 +125,13 @@ impl Launch<'_> {
     /// As [`run`](Self::run), and sends these bytes on the control channel when QEMU starts. What the hypervisor answers is
     /// in the control log.
     pub fn run_asking(&self, asked: &[u8], on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
-        let child = self.start(Serial::Pipe)?;
+        let child = self.start()?;
         let control_error = |why| RunError::Log { path: self.directory.join(CONTROL_LOG), why };
         child.listener.as_ref().map_or(Ok(()), |listener| listener.send(asked)).map_err(control_error)?;
         self.follow(child, on_line, || false)
     }
 
-    /// As [`run`](Self::run), and has `drive` begin a session and give commands, in a thread of its own. If it fails, the
+    /// As [`run`](Self::run), and has `drive` give commands, in a thread of its own. If it fails, the
     /// machine is ended.
     ///
     /// # Errors
@@ -154,16 +141,14 @@ impl Launch<'_> {
         &self,
         drive: impl FnOnce(Driver) -> Result<T, E> + Send,
     ) -> Result<(Outcome, T), E> {
-        let mut child = self.start(Serial::Pipe)?;
-        let lost = |why| RunError::Log { path: self.directory.join(CONTROL_LOG), why };
-        let listener = child.listener.as_mut().ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
-        let begin = listener.session().map_err(lost)?;
+        let unread = (0..self.names().len() as u16).collect();
+        let session = Arc::new(Session::new(Client::new(HashMap::new(), unread)));
+        let child = self.start_with(Some(Box::new(Arc::clone(&session))))?;
         let (sender, lines) = mpsc::channel();
         let has_failed = AtomicBool::new(false);
         thread::scope(|scope| {
             let driver = scope.spawn(|| {
-                let begin = Box::new(begin);
-                let driven = drive(Driver { begin, lines });
+                let driven = drive(Driver { session, lines });
                 has_failed.store(driven.is_err(), Ordering::Release);
                 driven
             });
@@ -184,19 +169,11 @@ impl Launch<'_> {
 
     /// As [`run`](Self::run), with guests whose consoles are on the control channel
     /// ([`CONSOLES`](twofold_abi::bundle::flags::CONSOLES)). Their lines are lines of the console; each begins with the
-    /// guest's name if there are several. A guest that `apart` names is left to the caller.
-    pub fn run_lines(
-        &self,
-        consoles: &Arc<Consoles>,
-        apart: Option<u16>,
-        on_line: impl FnMut(&str),
-    ) -> Result<Outcome, RunError> {
-        let mut child = self.start_with(Serial::Pipe, Some(Box::new(Arc::clone(consoles))))?;
-        let names = match &self.machine.loaded {
-            Loaded::Guest { bundle, .. } => bundle.names.as_slice(),
-            _ => &[],
-        };
-        let guests = (0..).zip(names).filter(|(number, _)| Some(*number) != apart);
+    /// guest's name if there are several.
+    pub fn run_lines(&self, consoles: &Arc<Session>, on_line: impl FnMut(&str)) -> Result<Outcome, RunError> {
+        let mut child = self.start_with(Some(Box::new(Arc::clone(consoles))))?;
+        let names = self.names();
+        let guests = (0..).zip(names);
         let prefix = |name: &String| if names.len() > 1 { format!("[{name}] ") } else { String::new() };
         child.guests = guests.map(|(number, name)| (Arc::clone(consoles), number, prefix(name))).collect();
         self.follow(child, on_line, || false)
@@ -210,10 +187,10 @@ impl Launch<'_> {
     /// The error of `drive`, or else that of the launch.
     pub fn run_consoles<T: Send, E: From<RunError> + Send>(
         &self,
-        consoles: &Arc<Consoles>,
-        drive: impl FnOnce(&Consoles) -> Result<T, E> + Send,
+        consoles: &Arc<Session>,
+        drive: impl FnOnce(&Session) -> Result<T, E> + Send,
     ) -> Result<(Outcome, T), E> {
-        let child = self.start_with(Serial::Pipe, Some(Box::new(Arc::clone(consoles))))?;
+        let child = self.start_with(Some(Box::new(Arc::clone(consoles))))?;
         let has_failed = AtomicBool::new(false);
         thread::scope(|scope| {
             let driver = scope.spawn(|| {
@@ -225,6 +202,14 @@ impl Launch<'_> {
             let driven = driver.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             Ok((followed?, driven))
         })
+    }
+
+    /// The names of the guests.
+    fn names(&self) -> &[String] {
+        match &self.machine.loaded {
+            Loaded::Guest { bundle, .. } => &bundle.names,
+            _ => &[],
+        }
     }
 
     /// Follows the console to the end, which comes early if `is_over` says so.
@@ -275,31 +260,16 @@ impl Launch<'_> {
         }
     }
 
-    /// Runs with the console on the terminal; Ctrl-A X ends QEMU.
-    pub fn run_on_terminal(&self) -> Result<Outcome, RunError> {
-        let terminal = Terminal::save();
-        let deadline = self.deadline();
-        let mut child = self.start(Serial::Terminal)?;
-        let ended = self.wait(&mut child, deadline);
-        child.kill();
-        drop(terminal);
-        match ended? {
-            Ok(status) => self.outcome(status, child, Console::default()),
-            Err(End::Stopped) => Err(RunError::Stopped),
-            Err(End::TimedOut(limit)) => Err(RunError::TimedOutOnTerminal(limit)),
-        }
-    }
-
     /// A limit beyond the range of the clock is no limit.
     fn deadline(&self) -> Option<Instant> {
         Instant::now().checked_add(self.timeout?)
     }
 
-    fn start(&self, serial: Serial) -> Result<Running, RunError> {
-        self.start_with(serial, None)
+    fn start(&self) -> Result<Running, RunError> {
+        self.start_with(None)
     }
 
-    fn start_with(&self, serial: Serial, peer: Option<Box<dyn Peer>>) -> Result<Running, RunError> {
+    fn start_with(&self, peer: Option<Box<dyn Peer>>) -> Result<Running, RunError> {
         let stderr = self.directory.join(STDERR_LOG);
         // An empty file, so that a QEMU that fails early leaves no control log of an earlier launch.
         let control = Sink::create(&self.directory.join(CONTROL_LOG))?;
@@ -307,11 +277,9 @@ impl Launch<'_> {
         let lost = |why| RunError::Start { program: self.qemu.program().to_owned(), why };
         let channel = Channel::new().map_err(lost)?;
         let mut command = Command::new(self.qemu.program());
-        command.args(self.qemu.sandbox()).args(self.machine.arguments(serial, channel.number()));
-        if serial == Serial::Pipe {
-            let stderr = File::create(&stderr).map_err(|why| RunError::Log { path: stderr, why })?;
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
-        }
+        command.args(self.qemu.sandbox()).args(self.machine.arguments(channel.number()));
+        let stderr = File::create(&stderr).map_err(|why| RunError::Log { path: stderr, why })?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         // This thread waits for the child, so only the launcher's death triggers the kill.
         child::dies_with_parent(&mut command);
         let listener = channel.listen(&mut command, control, trace, peer).map_err(lost)?;
@@ -383,7 +351,7 @@ struct Running {
     /// Without this value it reads on by itself, to the child's end.
     listener: Option<Listener>,
     /// Guests whose lines are lines of the console, and what they begin with.
-    guests: Vec<(Arc<Consoles>, u16, String)>,
+    guests: Vec<(Arc<Session>, u16, String)>,
 }
 
 impl Running {
@@ -417,7 +385,7 @@ impl Drop for Running {
 
 /// A guest's console, to be read to its end.
 struct Reading<'a> {
-    consoles: &'a Consoles,
+    consoles: &'a Session,
     guest: u16,
 }
 
@@ -430,7 +398,7 @@ impl Read for Reading<'_> {
 }
 
 /// Passes each line to `take` until it returns false or the stream ends.
-fn read_lines(stream: impl Read, take: impl Fn(String) -> bool) {
+pub fn read_lines(stream: impl Read, take: impl Fn(String) -> bool) {
     let mut reader = BufReader::new(stream);
     let mut bytes = Vec::new();
     loop {
@@ -443,28 +411,6 @@ fn read_lines(stream: impl Read, take: impl Fn(String) -> bool) {
                     return;
                 }
             }
-        }
-    }
-}
-
-/// The terminal's settings. QEMU restores them when it ends by itself, but not when it is killed.
-struct Terminal {
-    saved: Option<String>,
-}
-
-impl Terminal {
-    fn save() -> Self {
-        let output = Command::new("stty").arg("-g").stdin(Stdio::inherit()).stderr(Stdio::null()).output();
-        let saved = output.ok().filter(|output| output.status.success());
-        Self { saved: saved.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()) }
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        if let Some(saved) = &self.saved {
-            // Best effort: an error here cannot be reported.
-            let _ = Command::new("stty").arg(saved).stdin(Stdio::inherit()).status();
         }
     }
 }

@@ -41,6 +41,13 @@ pub fn build(config: &Config<'_>, layout: &Layout, affinities: &[u64]) -> Vec<u8
     tree.to_dtb()
 }
 
+/// The affinity of a vCPU, as on QEMU's `virt`: 16 in a cluster, which is as many as an SGI reaches at once.
+#[must_use]
+pub fn affinity(vcpu: u64) -> u64 {
+    let (cluster, core) = (vcpu / 16, vcpu % 16);
+    cluster << 8 | core
+}
+
 fn chosen(config: &Config<'_>, layout: &Layout) -> DeviceTreeNode {
     let mut node = DeviceTreeNode::new_unchecked("chosen");
     set(&mut node, "bootargs", config.command_line);

@@ -2,11 +2,7 @@
 //! A number of bytes, in the form of an option of `cargo xtask`.
 
 use twofold_launch::guest;
-
-#[path = "../../../tools/workspace/src/size.rs"]
-mod option;
-
-use option::Size;
+use twofold_launch::size::Size;
 
 /// Any text is refused with advice, or is a number. The number, written as text, is read back as the same.
 pub fn size(data: &[u8]) {

@@ -5,22 +5,20 @@
 //! The logs of a good run replace those of the good run before it.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use twofold_abi::bundle::flags;
 use twofold_abi::control::{ORACLE_ARGUMENT, RECORD_ARGUMENT, TRACE_ARGUMENT};
-use twofold_launch::consoles::Consoles;
+use twofold_launch::interactive::{self, InteractiveError};
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
+use twofold_launch::session::Session;
 use twofold_launch::{
     Bundle, Driver, GuestSettings, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict, bundle,
 };
 
-use crate::attach;
 use crate::build;
 use crate::workspace::Workspace;
 
@@ -41,7 +39,7 @@ pub struct Boot<'a> {
     pub checked: bool,
     /// The limit against hangs.
     pub timeout: Option<Duration>,
-    /// Whether the console is the terminal.
+    /// Whether a user has the consoles ([`run_interactive`](Self::run_interactive)), and may leave the guests.
     pub terminal: bool,
     /// The hypervisor.
     pub image: Image<'a>,
@@ -64,9 +62,8 @@ impl Boot<'_> {
     /// Boots the guests and waits for their end. A bad verdict becomes an error with the console's last lines and the path
     /// of the logs.
     pub fn run(&self, workspace: &Workspace, qemu: &Qemu) -> anyhow::Result<Outcome> {
-        let run = |launch: &Launch<'_>| match self.terminal {
-            true => launch.run_on_terminal(),
-            false if self.has_consoles() => launch.run_lines(&Arc::default(), None, |_| ()),
+        let run = |launch: &Launch<'_>| match self.has_consoles() {
+            true => launch.run_lines(&Arc::default(), |_| ()),
             false => launch.run(|_| ()),
         };
         self.launch(workspace, qemu, |launch| Ok((run(launch)?, ()))).map(|(outcome, ())| outcome)
@@ -87,28 +84,23 @@ impl Boot<'_> {
         &self,
         workspace: &Workspace,
         qemu: &Qemu,
-        consoles: &Arc<Consoles>,
-        drive: impl FnOnce(&Consoles) -> anyhow::Result<T> + Send,
+        consoles: &Arc<Session>,
+        drive: impl FnOnce(&Session) -> anyhow::Result<T> + Send,
     ) -> anyhow::Result<(Outcome, T)> {
         self.launch(workspace, qemu, |launch| launch.run_consoles(consoles, drive))
     }
 
-    /// As [`run`](Self::run) with the consoles on the control channel. The terminal shows their lines, or it is the console
-    /// of the guest `attached`, as far as it has lines.
-    pub fn run_attached(&self, workspace: &Workspace, qemu: &Qemu, attached: Option<u16>) -> anyhow::Result<Outcome> {
-        let consoles = Arc::<Consoles>::default();
-        let shown = attached.map(|guest| attach::spawn(&consoles, guest));
-        let show = |line: &str| {
-            if attached.is_none() {
-                // The terminal may be closed.
-                let _ = writeln!(io::stdout(), "{line}");
-            }
-        };
-        let run = |launch: &Launch<'_>| {
-            let outcome = launch.run_lines(&consoles, attached, show)?;
-            // What the machine has left to show. It has ended, so this ends too.
-            shown.map(JoinHandle::join);
-            Ok((outcome, ()))
+    /// Boots the guests for a user: the terminal, or standard input and output, is the console of the guest `attached`.
+    pub fn run_interactive(
+        &self,
+        workspace: &Workspace,
+        qemu: &Qemu,
+        attached: Option<&str>,
+    ) -> anyhow::Result<Outcome> {
+        let run = |launch: &Launch<'_>| match interactive::run(launch, &self.guests, attached) {
+            Ok(outcome) => Ok((outcome, ())),
+            Err(InteractiveError::Run(error)) => Err(error.into()),
+            Err(error) => Err(error.into()),
         };
         self.launch(workspace, qemu, run).map(|(outcome, ())| outcome)
     }

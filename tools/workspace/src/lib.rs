@@ -5,7 +5,7 @@
 //!
 //! | files | concept |
 //! |---|---|
-//! | [`output`], [`table`], [`mod@file`], [`size`] | what a command prints, writes and reads |
+//! | [`output`], [`table`], [`mod@file`] | what a command prints, writes and reads |
 //! | [`workspace`], [`subprocess`], [`cargo`], [`steps`] | the checkout's paths; other programs; what Cargo reports; the lines of a command's steps |
 //! | [`install`], [`apt`], [`firmware`], [`initramfs`] | missing tools; Debian's packages for guests, and its firmware; a guest's first file system |
 //! | [`kernels`], [`fetch`], [`packages`], [`root`], [`disk`] | Debian's kernels; the guest of most runs; packages without their scripts; a root file system; the disk of a run |
@@ -15,7 +15,6 @@
 //! Invariant: all output is below `target/`. A program that was started here has ended when the call returns.
 
 pub mod apt;
-pub mod attach;
 pub mod boot;
 pub mod build;
 pub mod cargo;
@@ -31,7 +30,6 @@ pub mod kvm_host;
 pub mod output;
 pub mod packages;
 pub mod root;
-pub mod size;
 pub mod static_program;
 pub mod steps;
 pub mod subprocess;

@@ -5,7 +5,7 @@
 //! build needs no C compiler and no system linker: the Rust target includes musl, and the toolchain includes a linker.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
@@ -87,6 +87,17 @@ pub fn build(
     architecture: Architecture,
     profile: Profile,
 ) -> anyhow::Result<PathBuf> {
+    build_with(workspace, program, architecture, profile, None)
+}
+
+/// As [`build`], with this image of the hypervisor in the program ([`TWOFOLD`] alone has a place for one).
+pub fn build_with(
+    workspace: &Workspace,
+    program: Program,
+    architecture: Architecture,
+    profile: Profile,
+    image: Option<&Path>,
+) -> anyhow::Result<PathBuf> {
     let profile = profile.name();
     let target = architecture.target();
     let Program { package, name, is_example } = program;
@@ -97,6 +108,9 @@ pub fn build(
     // A separate directory, because other flags would invalidate every host build.
     cargo.args(["--target", target, "--target-dir"]).arg(&directory);
     cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\x1f"));
+    if let Some(image) = image {
+        cargo.env("TWOFOLD_IMAGE", image);
+    }
     subprocess::show(&mut cargo)?;
     let built = directory.join(target).join(profile).join(folder).join(name);
     let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;

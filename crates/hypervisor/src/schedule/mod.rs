@@ -102,6 +102,15 @@ pub(crate) fn stolen(entity: EntityId) -> u64 {
     get().call(|scheduler, now| scheduler.stolen(entity, now))
 }
 
+/// The ticks for which these entities ran, and those for which they could run and had no CPU.
+pub(crate) fn times(entities: impl Iterator<Item = EntityId>) -> (u64, u64) {
+    get().call(|scheduler, now| {
+        entities.fold((0, 0), |(ran, stolen), entity| {
+            (ran + scheduler.ran(entity, now), stolen + scheduler.stolen(entity, now))
+        })
+    })
+}
+
 pub(crate) fn get() -> &'static Schedule {
     SCHEDULE.get().expect("a CPU chooses only after `begin`")
 }

@@ -33,6 +33,11 @@ impl Vm {
         self.life.change(|life, now| (life.counter(now), life.stood_still(now)))
     }
 
+    /// For how many ticks its vCPUs ran, and could run and had no CPU.
+    pub(crate) fn times(&self) -> (u64, u64) {
+        schedule::times(self.vcpus.iter().map(|vcpu| vcpu.entity))
+    }
+
     /// The command to stop: H1 and H2. The vCPUs leave; [`settle`](Self::settle) finds when they have left.
     pub(crate) fn stop(&self) -> Result<(), NotNow> {
         self.life.change(|life, _| life.stop())?;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use twofold_launch::Stop;
-use twofold_workspace::size::Size;
+use twofold_launch::size::Size;
 use twofold_workspace::steps::Steps;
 use twofold_workspace::{Workspace, file, output};
 

@@ -4,6 +4,7 @@
 //! The program `pace` (`crates/guest/src/pace.rs`) says what its counter and its clock show. How long a guest was stopped is
 //! the hypervisor's own figure, so no test depends on how long anything took.
 
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, ensure};
@@ -25,7 +26,7 @@ pub fn commands(machines: &Machines, wait: &'static str) -> anyhow::Result<()> {
     ];
     let (outcome, late) = machines.driven(guests, Clock::Counted, move |driver| {
         let mut one = Commanded::begin(driver, 0, "[one] ")?;
-        ensure!(one.session.guests() == 3, "{} guests", one.session.guests());
+        ensure!(one.session.guests()? == 3, "{} guests", one.session.guests()?);
         one.paces(3)?;
         let stopped_at = one.stop_for(STOPPED_TICKS)?;
         one.go_on()?;
@@ -138,7 +139,7 @@ fn microseconds(ticks: u64) -> u64 {
 
 /// A guest under command, and what it writes.
 struct Commanded {
-    session: Session,
+    session: Arc<Session>,
     lines: Receiver<String>,
     guest: u16,
     prefix: &'static str,
@@ -159,7 +160,7 @@ struct Pace {
 
 impl Commanded {
     fn begin(driver: Driver, guest: u16, prefix: &'static str) -> anyhow::Result<Self> {
-        let (mut session, lines) = driver.begin()?;
+        let Driver { session, lines } = driver;
         let seen = session.wait_for(guest, 0, GuestState::Running)?;
         Ok(Self { session, lines, guest, prefix, seen })
     }
@@ -227,7 +228,7 @@ impl Commanded {
 
     fn go_on_after(&mut self, state: GuestState) -> anyhow::Result<()> {
         // It may be stopped since long ago.
-        if self.session.states(self.guest).last() != Some(&state) {
+        if self.session.state(self.guest) != Some(state) {
             self.state(state)?;
         }
         self.ask(Command::Continue)?.accepted()?;
@@ -236,7 +237,7 @@ impl Commanded {
 
     /// The guest begins anew. It may be stopped, and then it is afterwards.
     fn reset(&mut self) -> anyhow::Result<()> {
-        let was_stopped = self.session.states(self.guest).last() == Some(&GuestState::Stopped);
+        let was_stopped = self.session.state(self.guest) == Some(GuestState::Stopped);
         self.ask(Command::Reset)?.accepted()?;
         self.state(GuestState::Reset)?;
         self.state(if was_stopped { GuestState::Stopped } else { GuestState::Running })

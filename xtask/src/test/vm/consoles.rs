@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 use twofold_abi::bundle::flags;
 use twofold_abi::channel::{Command, FrameWriter, ToHypervisor};
 use twofold_abi::exits::UART;
-use twofold_launch::consoles::{Client, Consoles};
+use twofold_launch::session::{Client, Session};
 use twofold_launch::{GuestSettings, exits};
 
 use super::machines::{Clock, Machines};
@@ -25,8 +25,8 @@ const NAMES: [&str; 2] = ["one", "two"];
 /// Both guests are sent this number of bytes at once, and send them back.
 pub fn echo(machines: &Machines, count: usize) -> anyhow::Result<()> {
     let seed = seed();
-    let consoles = Arc::<Consoles>::default();
-    let drive = |consoles: &Consoles| {
+    let consoles = Arc::<Session>::default();
+    let drive = |consoles: &Session| {
         thread::scope(|scope| {
             for guest in 0..2 {
                 scope.spawn(move || give(consoles, guest, seed, count));
@@ -51,11 +51,11 @@ pub fn echo(machines: &Machines, count: usize) -> anyhow::Result<()> {
 pub fn unread(machines: &Machines) -> anyhow::Result<()> {
     const COUNT: usize = 64 << 10;
     let seed = seed();
-    let consoles = Arc::new(Consoles::new(Client::new(HashMap::new(), vec![0])));
-    let drive = |consoles: &Consoles| {
+    let consoles = Arc::new(Session::new(Client::new(HashMap::new(), vec![0])));
+    let drive = |consoles: &Session| {
         thread::scope(|scope| {
             let ask = || consoles.act(|client, reply| client.ask(None, Command::Statistics, reply));
-            let answered = |number| consoles.wait(|client| client.answered() >= number);
+            let answered = |number| consoles.wait(|client| client.count_answered() >= number);
             ensure!(consoles.wait(|client| client.next_input(0).is_some() && client.next_input(1).is_some()));
             scope.spawn(move || give(consoles, 0, seed, COUNT));
             scope.spawn(move || give(consoles, 1, seed, COUNT));
@@ -87,8 +87,8 @@ pub fn unread(machines: &Machines) -> anyhow::Result<()> {
 /// The launcher goes again and again, in the middle of a frame in both directions, and another one comes in its place.
 pub fn back(machines: &Machines, count: usize, times: usize) -> anyhow::Result<()> {
     let seed = seed();
-    let consoles = Arc::<Consoles>::default();
-    let drive = |consoles: &Consoles| {
+    let consoles = Arc::<Session>::default();
+    let drive = |consoles: &Session| {
         thread::scope(|scope| {
             for guest in 0..2 {
                 scope.spawn(move || give(consoles, guest, seed, count));
@@ -162,7 +162,7 @@ fn byte(guest: u16, seed: u64, number: u64) -> u8 {
 }
 
 /// Gives a guest its bytes, from wherever it has them in each session.
-fn give(consoles: &Consoles, guest: u16, seed: u64, count: usize) {
+fn give(consoles: &Session, guest: u16, seed: u64, count: usize) {
     const PIECE: u64 = 1000;
     let is_wanted = |client: &mut Client| {
         client.next_input(guest).is_some_and(|next| next == client.end(guest).given && next < count as u64)
@@ -186,12 +186,12 @@ fn give(consoles: &Consoles, guest: u16, seed: u64, count: usize) {
 }
 
 /// Reads a guest's output to the end of the machine.
-fn read(consoles: &Consoles, guest: u16) -> Vec<u8> {
+fn read(consoles: &Session, guest: u16) -> Vec<u8> {
     take(consoles, guest, usize::MAX)
 }
 
 /// Reads this number of bytes of a guest's output.
-fn take(consoles: &Consoles, guest: u16, count: usize) -> Vec<u8> {
+fn take(consoles: &Session, guest: u16, count: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while all.len() < count {
         let bytes = consoles.read(guest, 777.min(count - all.len()));
@@ -212,7 +212,7 @@ fn is_echo(guest: u16, seed: u64, count: usize, echoed: &[u8]) -> anyhow::Result
     Ok(())
 }
 
-fn no_refusals(consoles: &Consoles) -> anyhow::Result<()> {
+fn no_refusals(consoles: &Session) -> anyhow::Result<()> {
     consoles.act(|client, _| {
         ensure!(client.refusals().is_empty(), "{:?}", client.refusals());
         Ok(())

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use twofold_launch::consoles::Consoles;
 use twofold_launch::guest::WEIGHT_DEFAULT;
+use twofold_launch::session::Session;
 use twofold_launch::{Devices, Driver, GuestSettings, Outcome, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
@@ -94,8 +94,8 @@ impl Machines {
     pub fn with_consoles<T: Send>(
         &self,
         guests: Vec<GuestSettings>,
-        consoles: &Arc<Consoles>,
-        drive: impl FnOnce(&Consoles) -> anyhow::Result<T> + Send,
+        consoles: &Arc<Session>,
+        drive: impl FnOnce(&Session) -> anyhow::Result<T> + Send,
     ) -> anyhow::Result<(Outcome, T)> {
         Self::plan(guests, Clock::Real, false).run_consoles(&self.workspace, &self.qemu, consoles, drive)
     }

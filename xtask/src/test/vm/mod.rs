@@ -3,6 +3,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | [`command`] | `twofold run`, with `attach` and `stat` from other processes |
 //! | [`consoles`] | consoles on the control channel: both directions, unread, and with launchers that come back |
 //! | [`firmware`] | a guest that starts in a firmware |
 //! | [`loaders`], [`typed`] | the image started by U-Boot and by EFI; machines whose console is typed at |
@@ -17,6 +18,7 @@
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
+mod command;
 mod commands;
 mod consoles;
 mod firmware;
@@ -106,6 +108,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     }),
     ("lines_of_consoles_on_the_channel", Depth::Quick, consoles::lines),
     ("a_byte_of_a_console_on_the_channel_is_cheap", Depth::Quick, consoles::cost),
+    ("the_command_runs_guests_and_its_socket_takes_commands", Depth::Quick, command::run),
     ("lost_time_is_stolen_time", Depth::Quick, stolen::lost_and_stolen),
     ("nothing_is_stolen_with_a_cpu_for_each_vcpu", Depth::Quick, stolen::nothing),
     ("linux_reads_stolen_time_4_on_1", Depth::Full, |machines| stolen::linux(machines, 4, Clock::Counted)),

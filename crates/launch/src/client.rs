@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The launcher's end of a session that carries the consoles of guests (`docs/control.md`, S1 to S8, C1 to C3).
-//!
-//! [`Client`] is a session as data: messages in, bytes for the hypervisor out. [`Consoles`] shares it between the thread that
-//! reads the channel and those that read and write consoles.
+//! The launcher's end of a session on the control channel, as data: messages in, bytes for the hypervisor out
+//! (`docs/control.md`, S1 to S8, C1 to C3). [`Session`](crate::session::Session) shares it between threads.
 //!
 //! Invariants:
 //!
+//! * What came before the welcome of this session is ignored (S3). An answer goes to the command that has its number.
 //! * What comes is taken at once, by the credit that was granted for it. So the thread that reads the channel never waits for
 //!   the reader of a console, and a console that nothing reads holds up its guest alone.
 //! * A byte that [`Client::read`] returned is reported as taken, and no other. So a launcher that comes later gets the rest.
@@ -14,14 +13,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, Write};
-use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use twofold_abi::channel::wire::{DELIMITER, PAYLOAD_MAX, VERSION};
-use twofold_abi::channel::{Command, FrameWriter, ReceiveCredit, SendCredit, ToHypervisor, ToLauncher};
-
-use crate::channel::{Next, Peer};
+use twofold_abi::channel::{
+    Command, FrameWriter, GuestState, Reason, ReceiveCredit, SendCredit, ToHypervisor, ToLauncher,
+};
 
 /// The most bytes of one guest's output that wait for their reader.
 pub const WINDOW: usize = 8 << 10;
@@ -36,7 +32,38 @@ pub struct Client {
     unread: Vec<u16>,
     requests: u32,
     answered: u32,
+    /// What has come for commands, and whether that is all.
+    answers: HashMap<u32, (Answer, bool)>,
+    /// Each guest's states, from the first that it had in this session.
+    states: Vec<Vec<GuestState>>,
     refusals: Vec<String>,
+    broken: Option<Refusal>,
+}
+
+/// The answer to a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// Each figure, with the guest that it is of.
+    pub figures: Vec<(Option<u16>, String, u64)>,
+    /// Why the command was refused; `None`: it is done.
+    pub refusal: Option<Refusal>,
+}
+
+/// Why the hypervisor refuses.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{reason:?}: {text}")]
+pub struct Refusal {
+    /// For programs.
+    pub reason: Reason,
+    /// For people.
+    pub text: String,
+}
+
+impl Answer {
+    /// The figure of this name, of a guest or of the hypervisor.
+    pub fn figure(&self, guest: Option<u16>, key: &str) -> Option<u64> {
+        self.figures.iter().find(|(of, name, _)| *of == guest && name == key).map(|(.., value)| *value)
+    }
 }
 
 /// Our end of a guest's console.
@@ -64,7 +91,18 @@ impl Client {
         // Output that was not read comes again.
         let forget = |(guest, end): (u16, End)| (guest, End { taken: end.taken, ..End::default() });
         let ends = before.into_iter().map(forget).collect();
-        Self { session, has_begun: false, ends, unread, requests: 0, answered: 0, refusals: Vec::new() }
+        Self {
+            session,
+            has_begun: false,
+            ends,
+            unread,
+            requests: 0,
+            answered: 0,
+            answers: HashMap::new(),
+            states: Vec::new(),
+            refusals: Vec::new(),
+            broken: None,
+        }
     }
 
     /// S1: what is sent first.
@@ -75,8 +113,16 @@ impl Client {
 
     /// Takes a message, and adds what is to be sent for it.
     pub fn take(&mut self, guest: Option<u16>, message: &ToLauncher<'_>, reply: &mut Vec<u8>) {
-        if let ToLauncher::Welcome { session, .. } = *message {
-            self.has_begun = session == self.session;
+        match *message {
+            ToLauncher::Welcome { session, guests, .. } => {
+                self.has_begun = session == self.session;
+                self.states = vec![Vec::new(); guests.into()];
+            }
+            // S2: there is no session.
+            ToLauncher::Refused { request: None, reason: Reason::Version, text } if !self.has_begun => {
+                self.broken = Some(Refusal { reason: Reason::Version, text: text.to_owned() });
+            }
+            _ => {}
         }
         if !self.has_begun {
             return;
@@ -101,10 +147,22 @@ impl Client {
                 }
                 self.send(number, reply);
             }
-            ToLauncher::Done(_) => self.answered += 1,
+            ToLauncher::Done(request) => self.answered(request, None),
             ToLauncher::Refused { request, reason, text } => {
-                self.answered += u32::from(request.is_some());
-                self.refusals.push(format!("{reason:?}: {text}"));
+                let refusal = Refusal { reason, text: text.to_owned() };
+                self.refusals.push(refusal.to_string());
+                match request {
+                    Some(request) => self.answered(request, Some(refusal)),
+                    None => self.broken = Some(refusal),
+                }
+            }
+            ToLauncher::Statistic { request, key, value } => {
+                if let Some((answer, _)) = self.answers.get_mut(&request) {
+                    answer.figures.push((guest, key.to_owned(), value));
+                }
+            }
+            ToLauncher::State { state, text: _ } => {
+                self.states.get_mut(usize::from(number)).into_iter().for_each(|states| states.push(state));
             }
             _ => {}
         }
@@ -127,9 +185,10 @@ impl Client {
         self.send(guest, reply);
     }
 
-    /// Sends a command, and returns how many were sent.
+    /// Sends a command, and returns its number: how many were sent.
     pub fn ask(&mut self, guest: Option<u16>, command: Command, reply: &mut Vec<u8>) -> u32 {
         self.requests += 1;
+        self.answers.insert(self.requests, Default::default());
         write(reply, guest, &ToHypervisor::Command { request: self.requests, command });
         self.requests
     }
@@ -151,10 +210,47 @@ impl Client {
         end.is_open.then_some(end.given + end.input.len() as u64)
     }
 
+    /// Takes the whole answer to the command of this number, once.
+    pub fn answer(&mut self, request: u32) -> Option<Answer> {
+        self.answers.get(&request).filter(|(_, is_whole)| *is_whole)?;
+        self.answers.remove(&request).map(|(answer, _)| answer)
+    }
+
+    /// The number of the session.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.session
+    }
+
     /// How many commands were answered.
     #[must_use]
-    pub fn answered(&self) -> u32 {
+    pub fn count_answered(&self) -> u32 {
         self.answered
+    }
+
+    /// How many guests there were when the session began.
+    #[must_use]
+    pub fn guests(&self) -> u16 {
+        self.states.len() as u16
+    }
+
+    /// The states that a guest has had in this session.
+    #[must_use]
+    pub fn states(&self, guest: u16) -> &[GuestState] {
+        self.states.get(usize::from(guest)).map_or(&[], |states| states.as_slice())
+    }
+
+    /// Why there is no session, or a frame of ours is none to the hypervisor: the two disagree on the protocol.
+    #[must_use]
+    pub fn broken(&self) -> Option<&Refusal> {
+        self.broken.as_ref()
+    }
+
+    fn answered(&mut self, request: u32, refusal: Option<Refusal>) {
+        if let Some((answer, is_whole)) = self.answers.get_mut(&request) {
+            (answer.refusal, *is_whole) = (refusal, true);
+            self.answered += 1;
+        }
     }
 
     /// Whether the hypervisor has begun the session.
@@ -167,6 +263,17 @@ impl Client {
     #[must_use]
     pub fn refusals(&self) -> &[String] {
         &self.refusals
+    }
+
+    /// Another launcher begins a session, and knows what was read.
+    pub(crate) fn begin_anew(&mut self, unread: Vec<u16>, reply: &mut Vec<u8>) {
+        *self = Self::new(std::mem::take(&mut self.ends), unread);
+        self.hello(reply);
+    }
+
+    /// The bytes for a guest that were not sent yet.
+    pub(crate) fn waiting(&mut self, guest: u16) -> usize {
+        self.end(guest).input.len()
     }
 
     /// Sends input, as far as there is credit.
@@ -220,150 +327,49 @@ fn write(reply: &mut Vec<u8>, guest: Option<u16>, message: &ToHypervisor<'_>) {
     }
 }
 
-/// A session that several threads use.
-#[derive(Debug)]
-pub struct Consoles {
-    shared: Mutex<Shared>,
-    changed: Condvar,
-}
-
-#[derive(Debug)]
-struct Shared {
-    client: Client,
-    /// To the hypervisor, while there is a machine.
-    stream: Option<UnixStream>,
-    has_ended: bool,
-    /// The channel's reader has to forget where it is ([`Next::Cut`]). Nothing is granted for these guests then.
-    cut: Option<Vec<u16>>,
-}
-
-impl Default for Consoles {
-    /// A first session, whose consoles are all read.
-    fn default() -> Self {
-        Self::new(Client::new(HashMap::new(), Vec::new()))
-    }
-}
-
-impl Consoles {
-    /// A session that begins when QEMU starts.
-    #[must_use]
-    pub fn new(client: Client) -> Self {
-        Self {
-            shared: Mutex::new(Shared { client, stream: None, has_ended: false, cut: None }),
-            changed: Condvar::new(),
-        }
-    }
-
-    /// Waits for output of a guest, and takes at most this many bytes. Empty: the machine has ended, and nothing is left.
-    pub fn read(&self, guest: u16, most: usize) -> Vec<u8> {
-        let mut shared = self.lock();
-        loop {
-            let bytes = shared.act(|client, reply| client.read(guest, most, reply));
-            if !bytes.is_empty() || shared.has_ended {
-                return bytes;
-            }
-            shared = self.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Gives bytes to a guest, and waits until it may have them but for a window. False: the machine has ended.
-    pub fn write(&self, guest: u16, bytes: &[u8]) -> bool {
-        let mut shared = self.lock();
-        shared.act(|client, reply| client.write(guest, bytes, reply));
-        while shared.client.end(guest).input.len() > WINDOW && !shared.has_ended {
-            shared = self.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
-        }
-        !shared.has_ended
-    }
-
-    /// Waits until `holds`. False: the machine has ended before.
-    pub fn wait(&self, holds: impl Fn(&mut Client) -> bool) -> bool {
-        let mut shared = self.lock();
-        while !holds(&mut shared.client) {
-            if shared.has_ended {
-                return false;
-            }
-            shared = self.changed.wait(shared).unwrap_or_else(PoisonError::into_inner);
-        }
-        true
-    }
-
-    /// Changes the client, and sends what that asks for.
-    pub fn act<T>(&self, act: impl FnOnce(&mut Client, &mut Vec<u8>) -> T) -> T {
-        let done = self.lock().act(act);
-        self.changed.notify_all();
-        done
-    }
-
-    /// This launcher goes in the middle of whatever it reads and of `written`, and another one comes on the same stream.
-    /// For tests of a launcher that comes back.
-    pub fn come_back(&self, unread: Vec<u16>, written: &[u8]) {
-        let mut shared = self.lock();
-        shared.act(|_, reply| reply.extend(written));
-        shared.begin_anew(unread.clone());
-        shared.cut = Some(unread);
-        self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Shared {
-    /// Another process begins a session.
-    fn begin_anew(&mut self, unread: Vec<u16>) {
-        self.act(|client, reply| {
-            let ends = std::mem::take(&mut client.ends);
-            *client = Client::new(ends, unread);
-            client.hello(reply);
-        });
-    }
-
-    fn act<T>(&mut self, act: impl FnOnce(&mut Client, &mut Vec<u8>) -> T) -> T {
-        let mut reply = Vec::new();
-        let done = act(&mut self.client, &mut reply);
-        // A machine that has ended takes nothing.
-        let _ = self.stream.as_mut().map_or(Ok(()), |stream| stream.write_all(&reply));
-        done
-    }
-}
-
-impl Peer for Arc<Consoles> {
-    fn begin(&mut self, stream: UnixStream) -> io::Result<()> {
-        let mut shared = self.lock();
-        shared.stream = Some(stream);
-        shared.act(|client, reply| client.hello(reply));
-        self.changed.notify_all();
-        Ok(())
-    }
-
-    fn take(&mut self, guest: Option<u16>, message: &ToLauncher<'_>) -> Next {
-        let mut shared = self.lock();
-        if let Some(unread) = shared.cut.take() {
-            // The welcome may be in what is skipped now.
-            shared.begin_anew(unread);
-            return Next::Cut;
-        }
-        shared.act(|client, reply| client.take(guest, message, reply));
-        drop(shared);
-        self.changed.notify_all();
-        Next::GoOn
-    }
-
-    fn end(&mut self) {
-        let mut shared = self.lock();
-        (shared.stream, shared.has_ended) = (None, true);
-        drop(shared);
-        self.changed.notify_all();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use twofold_abi::channel::FrameReader;
     use twofold_abi::channel::wire::WINDOW_MAX;
+
+    #[test]
+    fn answers_go_to_their_commands() {
+        let mut client = Client::new(HashMap::new(), Vec::new());
+        // Of an older session.
+        client.take(None, &ToLauncher::Done(1), &mut Vec::new());
+        client.take(
+            None,
+            &ToLauncher::Welcome { version: VERSION, guests: 9, session: !client.session },
+            &mut Vec::new(),
+        );
+        client.take(Some(0), &ToLauncher::State { state: GuestState::Off, text: "" }, &mut Vec::new());
+        let mut client = begun(HashMap::new(), Vec::new());
+        let stop = client.ask(Some(0), Command::Stop, &mut Vec::new());
+        let figures = client.ask(None, Command::Statistics, &mut Vec::new());
+        let figure = ToLauncher::Statistic { request: figures, key: "exits.hvc", value: 7 };
+        taken(&mut client, 1, figure);
+        taken(&mut client, 1, ToLauncher::State { state: GuestState::Stopped, text: "" });
+        assert_eq!((client.answer(stop), client.answer(figures)), (None, None));
+        client.take(None, &ToLauncher::Done(figures), &mut Vec::new());
+        let refused = ToLauncher::Refused { request: Some(stop), reason: Reason::State, text: "why" };
+        client.take(Some(0), &refused, &mut Vec::new());
+        assert_eq!(client.answer(figures).and_then(|answer| answer.figure(Some(1), "exits.hvc")), Some(7));
+        let refusal = client.answer(stop).and_then(|answer| answer.refusal);
+        assert_eq!(refusal, Some(Refusal { reason: Reason::State, text: "why".to_owned() }));
+        assert_eq!((client.answer(stop), client.count_answered(), client.guests()), (None, 2, 2));
+        assert_eq!((client.states(0), client.states(1)), (&[][..], &[GuestState::Stopped][..]));
+        assert_eq!(client.broken(), None);
+        client.take(None, &ToLauncher::Refused { request: None, reason: Reason::Malformed, text: "" }, &mut Vec::new());
+        assert_eq!(client.broken().map(|refusal| refusal.reason), Some(Reason::Malformed));
+    }
+
+    #[test]
+    fn a_version_without_a_match_is_no_session() {
+        let mut client = Client::new(HashMap::new(), Vec::new());
+        client.take(None, &ToLauncher::Refused { request: None, reason: Reason::Version, text: "" }, &mut Vec::new());
+        assert!(client.broken().is_some() && !client.has_begun());
+    }
 
     /// What is sent, without the hello.
     fn sent(reply: &[u8]) -> Vec<(u16, String)> {

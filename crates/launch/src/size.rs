@@ -4,10 +4,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use twofold_launch::guest;
+use serde::Deserialize;
+
+use crate::guest;
 
 /// A number of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Size(u64);
 
 impl Size {
@@ -31,6 +34,14 @@ impl FromStr for Size {
         };
         let number: u64 = digits.parse().map_err(|_| "give a whole number, such as 512M or 1G".to_owned())?;
         number.checked_mul(1 << shift).map(Self).ok_or_else(|| "that is more than 64 bits can count".to_owned())
+    }
+}
+
+impl TryFrom<String> for Size {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 

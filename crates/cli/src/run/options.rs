@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The options of `twofold run`, and the guests that they ask for.
+//!
+//! Invariant: options of the first guest come before those of a file, and those before a default. Further guests are those of
+//! the file, then those of `--guest`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+use twofold_abi::bundle::{WEIGHT_MAX, flags};
+use twofold_abi::virt::MAX_CPUS;
+use twofold_launch::devices::Disk;
+use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
+use twofold_launch::size::Size;
+use twofold_launch::spec::{Net, Spec};
+use twofold_launch::{Devices, GuestSettings, Pages, machine};
+use twofold_workload::policies::Policies;
+
+use super::config::Config;
+
+/// Options of `run`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Options {
+    /// An uncompressed arm64 Image
+    #[arg(long, value_name = "FILE", conflicts_with = "firmware")]
+    pub kernel: Option<PathBuf>,
+    /// The kernel's initrd
+    #[arg(long, value_name = "FILE", conflicts_with = "firmware")]
+    pub initrd: Option<PathBuf>,
+    /// The guest's command line. Default: none, and Linux finds its console in the device tree
+    #[arg(long, value_name = "TEXT")]
+    pub append: Option<String>,
+    /// A firmware that starts at address 0, instead of a kernel, such as U-Boot's for qemu_arm64: at most 64M
+    #[arg(long, value_name = "FILE")]
+    pub firmware: Option<PathBuf>,
+    /// Number of vCPUs, 1 to 64. Default: 1
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS)))]
+    pub cpus: Option<u32>,
+    /// Guest memory in bytes, or with K, M or G (powers of 1024): a multiple of 4K, 64M to 255G. Default: 512M
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Size>,
+    /// A disk: FILE is a raw image, a multiple of 512 bytes; `,ro` behind it has nothing write to it. Or memory:SIZE, which
+    /// is lost at the end, or nbd:SOCKET, an NBD server. Again for more disks
+    #[arg(long, value_name = "FILE[,ro]|memory:SIZE|nbd:SOCKET")]
+    pub disk: Vec<Disk>,
+    /// A network card: `user` for the host's network, with ports of the host that lead in as
+    /// user,tcp:127.0.0.1:8022-:22; switch:SOCKET for `twofold switch`; `inner` for the guests among themselves; `none`.
+    /// Again for more cards. Default: none
+    #[arg(long, value_name = "user|switch:SOCKET|inner|none")]
+    pub net: Vec<Net>,
+    /// The guest's name: 1 to 15 letters from a to z, digits and hyphens. Default: guest
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The guest's share of busy CPUs, in relation to the other guests' weights: 1 to 1024. Default: 64
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WEIGHT_MAX)))]
+    pub weight: Option<u32>,
+    /// One more guest, as KEY=VALUE,...: a `name`, and as wanted `cpus`, `memory`, `weight`, `append`, `kernel`, `initrd`
+    /// (empty for none), `firmware`, `disk`, `net`, as in the options of these names. What it lacks is the first guest's, but
+    /// disks and cards are its own. Two commas within a value are one. Again for more guests
+    #[arg(long, value_name = "SPEC")]
+    pub guest: Vec<Spec>,
+    /// A file with the same (docs/run.md). Options replace what it says of the first guest
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Writes the guests' device trees to FILE (NAME.FILE for each, if there are several), and starts nothing
+    #[arg(long, value_name = "FILE")]
+    pub dtb_dump: Option<PathBuf>,
+    /// The hypervisor's image, instead of the one in this command
+    #[arg(long, value_name = "FILE")]
+    pub image: Option<PathBuf>,
+    /// Lets a guest that asks for a reset begin anew from its images; without it, the last guest's reset ends the run
+    #[arg(long)]
+    pub restart: bool,
+    /// Number of the machine's CPUs, which the vCPUs share, 1 to 64. Default: one for each vCPU
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS)))]
+    pub host_cpus: Option<u32>,
+    /// Size of the mappings of guest memory. Default: auto
+    #[arg(long, value_enum)]
+    pub pages: Option<PagesOption>,
+    /// CPU model, a value of QEMU's -cpu
+    #[arg(long, value_name = "MODEL", default_value = machine::CPU_DEFAULT)]
+    pub cpu: String,
+    /// Gives standard input and output to the console of this guest. Default: on a terminal the first guest; without one, each
+    /// line of all guests, with the guest's name if there are several
+    #[arg(long, value_name = "NAME")]
+    pub attach: Option<String>,
+    /// Seconds after which the guests are ended. Default: none
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub timeout: Option<u64>,
+}
+
+/// Values of `--pages`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PagesOption {
+    /// The largest size that alignment and backing allow
+    Auto,
+    /// 4 KiB pages only
+    #[value(name = "4k")]
+    #[serde(rename = "4k")]
+    Small,
+    /// Blocks of 2 MiB or 1 GiB only; guest memory must be a multiple of 2M
+    Blocks,
+}
+
+impl From<PagesOption> for Pages {
+    fn from(option: PagesOption) -> Self {
+        match option {
+            PagesOption::Auto => Self::Auto,
+            PagesOption::Small => Self::Small,
+            PagesOption::Blocks => Self::Blocks,
+        }
+    }
+}
+
+impl Options {
+    /// Takes what the file has and the options do not. Returns the further guests of the file.
+    pub fn complete(&mut self, config: Config) -> Vec<Spec> {
+        let Config { guest, image, restart, host_cpus, pages } = config;
+        let mut guests = guest.into_iter();
+        let mut first = guests.next().unwrap_or_default();
+        first.replace(self.first());
+        self.set_first(first);
+        self.image = self.image.take().or(image);
+        self.restart |= restart;
+        self.host_cpus = self.host_cpus.or(host_cpus);
+        self.pages = self.pages.or(pages);
+        guests.collect()
+    }
+
+    /// The settings of all guests. `more` are further guests before those of `--guest`.
+    pub fn guests(&self, more: &[Spec]) -> Vec<GuestSettings> {
+        let first = self.first();
+        let base = GuestSettings {
+            name: NAME_DEFAULT.to_owned(),
+            weight: WEIGHT_DEFAULT,
+            firmware: None,
+            kernel: PathBuf::new(),
+            initrd: None,
+            command_line: String::new(),
+            memory: 512 << 20,
+            cpus: 1,
+            pages: self.pages.map_or(Pages::Auto, Pages::from),
+            flags: flags::CONSOLES | if self.restart { flags::RESTART } else { 0 },
+            // Random bytes for the guest's first keys.
+            devices: Devices { has_random: true, ..Devices::default() },
+            test: None,
+            policies: Policies::default(),
+        };
+        let name = first.name.clone().unwrap_or_else(|| base.name.clone());
+        let first = GuestSettings { name, ..first.beside(&base) };
+        let more: Vec<_> = more.iter().chain(&self.guest).map(|spec| spec.beside(&first)).collect();
+        [vec![first], more].concat()
+    }
+
+    fn first(&self) -> Spec {
+        let Self { name, cpus, memory, weight, append, kernel, initrd, firmware, disk, net, .. } = self.clone();
+        Spec { name, cpus, memory, weight, append, kernel, initrd, firmware, disk, net }
+    }
+
+    fn set_first(&mut self, spec: Spec) {
+        let Spec { name, cpus, memory, weight, append, kernel, initrd, firmware, disk, net } = spec;
+        let rest = self.clone();
+        *self = Self { name, cpus, memory, weight, append, kernel, initrd, firmware, disk, net, ..rest };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use twofold_launch::devices::Network;
+
+    #[test]
+    fn options_come_before_the_file_and_the_file_before_defaults() {
+        let config = "pages = \"4k\"\n[[guest]]\nname = \"web\"\nkernel = \"k\"\ncpus = 2\ndisk = [\"a\"]\n\
+                      [[guest]]\nname = \"db\"\nnet = [\"inner\"]\n";
+        let mut options =
+            Options { cpus: Some(3), guest: vec!["name=c,memory=1G".parse().unwrap()], ..Options::default() };
+        let more = options.complete(toml::from_str(config).unwrap());
+        let guests = options.guests(&more);
+        let names: Vec<_> = guests.iter().map(|guest| (guest.name.as_str(), guest.cpus, guest.memory >> 20)).collect();
+        assert_eq!(names, [("web", 3, 512), ("db", 3, 512), ("c", 3, 1024)]);
+        assert!(guests.iter().all(|guest| guest.kernel.to_str() == Some("k") && guest.pages == Pages::Small));
+        assert_eq!((guests[0].devices.disks.len(), guests[1].devices.disks.len()), (1, 0));
+        assert_eq!((&guests[0].devices.nets[..], &guests[1].devices.nets[..]), (&[][..], &[Network::Inner][..]));
+    }
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `vm`: the command `twofold run` itself, with `attach` and `stat` from other processes.
+//!
+//! Invariant: the test waits for what a process says or for its end, never for a time.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, ensure};
+use twofold_workspace::{build, subprocess};
+
+use super::machines::Machines;
+
+/// Two guests run. One is stopped, goes on, begins anew and is ended by the monitor, through the run's socket, and the figures
+/// say so each time. Then the monitor ends the machine.
+pub fn run(machines: &Machines) -> anyhow::Result<()> {
+    let workspace = machines.workspace();
+    let mut cargo = Command::new("cargo");
+    subprocess::quiet(cargo.current_dir(workspace.root()).args(["build", "--package", "twofold"]))?;
+    let program = workspace.root().join("target/debug/twofold");
+    let runs = tempfile::tempdir()?;
+    let twofold = Twofold { program, runs: runs.path().to_owned() };
+
+    let [image, guest] = [build::HYPERVISOR, build::GUEST].map(|program| program.image(workspace));
+    let mut run =
+        twofold.command(["run", "--name", "one", "--append", "pace=1000", "--memory", "64M", "--host-cpus", "2"]);
+    run.arg("--image").arg(image).arg("--kernel").arg(guest).args(["--guest", "name=two", "--timeout", "900"]);
+    let mut run = Running(run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?);
+    let mut lines = BufReader::new(run.0.stdout.take().context("no standard output")?).lines();
+    for prefix in ["[one] pace: ", "[two] pace: "] {
+        let line = lines.find(|line| line.as_ref().is_ok_and(|line| line.starts_with(prefix)));
+        line.with_context(|| format!("the run ended without a line {prefix}"))??;
+    }
+    ensure!(twofold.states()? == "one=running two=running", "{}", twofold.states()?);
+    let monitor = |line: &str| twofold.said(["attach", "one", "--command", line]);
+    ensure!(monitor("stop")?.1 == "stop: done\n");
+    ensure!(twofold.states()? == "one=stopped two=running", "{}", twofold.states()?);
+    let (is_done, refused) = monitor("stop")?;
+    ensure!(!is_done && refused.starts_with("stop: refused: "), "{refused}");
+    ensure!(monitor("cont")?.1 == "cont: done\n");
+    ensure!(monitor("reset two")?.1 == "reset: done\n");
+    ensure!(monitor("quit two")?.1 == "quit: done\n");
+    ensure!(twofold.states()? == "one=running two=off", "{}", twofold.states()?);
+    let (_, figures) = monitor("stat one")?;
+    ensure!(
+        figures.starts_with("one: running\n") && figures.contains("\n  exits.") && !figures.contains("two:"),
+        "{figures}"
+    );
+    let (_, metrics) = twofold.said(["stat", "--openmetrics"])?;
+    ensure!(
+        metrics.contains("twofold_cpu_total{guest=\"one\",kind=\"ran\"} ") && metrics.ends_with("# EOF\n"),
+        "{metrics}"
+    );
+    // A second terminal begins with what the guest wrote lately, and ends with the machine.
+    let mut attached = twofold.command(["attach", "one"]);
+    let mut attached = Running(attached.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?);
+    let mut second = BufReader::new(attached.0.stdout.take().context("no standard output")?).lines();
+    second
+        .find(|line| line.as_ref().is_ok_and(|line| line.starts_with("pace: ")))
+        .context("nothing on a second terminal")??;
+    ensure!(monitor("quit")?.1 == "quit: done\n");
+    ensure!(second.all(|line| line.is_ok()) && attached.0.wait()?.success(), "attach did not end well");
+    lines.try_for_each(|line| line.map(drop))?;
+    let status = run.0.wait()?;
+    ensure!(status.success(), "twofold run: {status}");
+    ensure!(!twofold.said(["stat", "--once"])?.0, "a run that has ended is found");
+    Ok(())
+}
+
+struct Twofold {
+    program: PathBuf,
+    /// Where runs are found.
+    runs: PathBuf,
+}
+
+/// A child that is killed and reaped when its owner drops it.
+struct Running(Child);
+
+impl Twofold {
+    fn command<const N: usize>(&self, words: [&str; N]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(words).env("XDG_RUNTIME_DIR", &self.runs);
+        command
+    }
+
+    /// Whether it ended with 0, and what it printed.
+    fn said<const N: usize>(&self, words: [&str; N]) -> anyhow::Result<(bool, String)> {
+        let output = self.command(words).output()?;
+        Ok((output.status.success(), String::from_utf8(output.stdout)?))
+    }
+
+    /// Each guest's name and state.
+    fn states(&self) -> anyhow::Result<String> {
+        let (_, json) = self.said(["stat", "--json", "--once"])?;
+        let sample: serde_json::Value = serde_json::from_str(&json).with_context(|| format!("`{json}`"))?;
+        let guests = sample["guests"].as_array().context("no guests")?;
+        let word = |guest: &serde_json::Value, key: &str| guest[key].as_str().unwrap_or_default().to_owned();
+        Ok(guests.iter().map(|guest| word(guest, "name") + "=" + &word(guest, "state")).collect::<Vec<_>>().join(" "))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
