@@ -102,6 +102,7 @@ fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
         // An edge of the port's interrupt before the distributor was set up is lost.
         schedule::wake(task);
     }
+    host_devices::begin();
     BOARD.call_once(|| board);
     for cpu in 1..made.cpus {
         cpus::start(board, cpu, |_| run_guests()).map_err(SurveyError::from)?;

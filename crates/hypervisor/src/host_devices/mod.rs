@@ -107,6 +107,14 @@ pub fn interrupts() -> impl Iterator<Item = Shared> {
     })
 }
 
+/// Takes what the devices have done so far, as I2 and I3. It is called once, when the interrupts are set up and every task can
+/// be woken. An edge from before that is lost, and a device whose reasons stay would never make another one.
+pub(crate) fn begin() {
+    let Some(found) = FOUND.get() else { return };
+    found.disks.iter().for_each(|disk| disk.interrupt());
+    found.cards.iter().for_each(|card| card.interrupt());
+}
+
 /// I1: an interrupt, if it is of one of them.
 #[cold]
 pub(crate) fn interrupt(intid: u32) {

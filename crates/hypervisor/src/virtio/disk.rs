@@ -75,6 +75,11 @@ impl Disk {
 
     /// Begins, moves and gives back requests, until nothing is left or this CPU is needed elsewhere.
     pub(super) fn work(&mut self, ram: &Ram<'_>, line: &mut impl InterruptLine) -> Next {
+        if let Backing::Machine(machine) = &mut self.backing
+            && let Some(sectors) = machine.resized()
+        {
+            self.block.resize(sectors, line);
+        }
         loop {
             let next = self.block.poll(ram, &mut self.requests, line);
             if let Next::Broken(_) = next {

@@ -26,15 +26,27 @@ pub(super) struct MachineBacking {
     client: Client,
     /// Its first sector.
     start: u64,
+    /// How many sectors it may have at most; `None`: all up to the end of the machine's disk.
+    own: Option<u64>,
+    /// How many sectors it has.
+    sectors: u64,
     free: Vec<Box<[u8]>>,
     /// What each ticket is for: the number of a request, and its byte at which the transfer begins.
     tickets: [Option<(usize, u32)>; TRANSFERS],
 }
 
 impl MachineBacking {
-    pub(super) fn new(disk: &'static dyn HostDisk, start: u64, waker: Waker) -> Self {
+    /// The part from sector `start` on that has `sectors` sectors. `own`: it has no more if the machine's disk grows.
+    pub(super) fn new(disk: &'static dyn HostDisk, start: u64, sectors: u64, own: Option<u64>, waker: Waker) -> Self {
         let free = (0..TRANSFERS).map(|_| alloc::vec![0; BUFFER].into_boxed_slice()).collect();
-        Self { disk, client: disk.open(waker), start, free, tickets: [None; TRANSFERS] }
+        Self { disk, client: disk.open(waker), start, own, sectors, free, tickets: [None; TRANSFERS] }
+    }
+
+    /// How many sectors the part has now, if the machine's disk has another size than before.
+    pub(super) fn resized(&mut self) -> Option<u64> {
+        let has = self.disk.sectors().saturating_sub(self.start);
+        let sectors = self.own.map_or(has, |own| own.min(has));
+        (core::mem::replace(&mut self.sectors, sectors) != sectors).then_some(sectors)
     }
 
     /// Takes what has ended, then begins what can begin.

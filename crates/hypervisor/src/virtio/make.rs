@@ -182,7 +182,8 @@ impl Supplies {
         if end > sectors || start > end {
             return Err(DeviceError::Short { name, number, end: end.max(start), sectors });
         }
-        Ok((end - start, Backing::Machine(Box::new(MachineBacking::new(disk, start, waker)))))
+        let own = Some(record.sectors.get()).filter(|sectors| *sectors != 0);
+        Ok((end - start, Backing::Machine(Box::new(MachineBacking::new(disk, start, end - start, own, waker)))))
     }
 }
 

@@ -15,6 +15,7 @@
 //! | [`shares`] | what the scheduler gives to guests, and to vCPUs that contend for a lock |
 //! | [`stolen`] | stolen time as guests read it |
 //! | [`virtio`] | virtio devices, with bare-metal drivers |
+//! | [`host_devices`] | files of the host and QEMU's network behind them |
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
@@ -22,6 +23,7 @@ mod command;
 mod commands;
 mod consoles;
 mod firmware;
+mod host_devices;
 mod isolation;
 mod linux;
 mod loaders;
@@ -125,6 +127,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
         isolation::virtio(machines, 100_000)
     }),
     ("isolation::hypercalls_at_random", Depth::Full, |machines| isolation::hypercalls(machines, 20_000)),
+    ("files_and_a_card_behind_the_devices_of_two_guests", Depth::Quick, host_devices::files_and_uplink),
     ("virtio_devices_of_two_guests", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Counted)),
     ("virtio_devices_of_two_guests_on_two_cpus", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Real)),
     ("firmware::u_boot_is_a_guest", Depth::Quick, firmware::u_boot),
