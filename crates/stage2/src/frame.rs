@@ -30,6 +30,8 @@
 //! }
 //! ```
 
+use core::ptr::NonNull;
+
 use crate::platform::{Dc, Platform};
 use crate::primitive::{self, Ordering, Word};
 use crate::{Features, Geometry, Granule, Pa};
@@ -177,8 +179,8 @@ impl Run {
     /// Writes `bytes` into the run, from `offset` on. No guest may have the run mapped: this cleans no lines that the
     /// guest may have in caches.
     ///
-    /// Each store is the widest one, up to 8 bytes, that is aligned and has bytes left. So 2, 4 or 8 bytes at a multiple of
-    /// their number are one store, and no CPU sees half of them.
+    /// 2, 4 or 8 bytes at a multiple of their number are one store, so no CPU sees half of them. More bytes are stored by words
+    /// where they are aligned.
     ///
     /// # Panics
     ///
@@ -206,12 +208,8 @@ impl Run {
                     // SAFETY: as above. Frames are aligned, and `units` returns 4 for a multiple of 4.
                     unsafe { place.cast::<u32>().write_volatile(u32::from_ne_bytes([a, b, c, d])) }
                 }
-                _ => {
-                    for (index, word) in now.as_chunks().0.iter().enumerate() {
-                        // SAFETY: as above. Frames are aligned, and `units` returns a multiple of 8 for one of 8.
-                        unsafe { place.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(*word)) };
-                    }
-                }
+                // SAFETY: as above. Frames are aligned, and `units` returns a multiple of 8 for one of 8.
+                _ => unsafe { write_words(place, now) },
             }
             (at, left) = (at + now.len(), later);
         }
@@ -248,12 +246,8 @@ impl Run {
                     // SAFETY: as above. Frames are aligned, and `units` returns 4 for a multiple of 4.
                     now.copy_from_slice(&unsafe { place.cast::<u32>().read_volatile() }.to_ne_bytes());
                 }
-                _ => {
-                    for (index, word) in now.as_chunks_mut().0.iter_mut().enumerate() {
-                        // SAFETY: as above. Frames are aligned, and `units` returns a multiple of 8 for one of 8.
-                        *word = unsafe { place.cast::<u64>().add(index).read_volatile() }.to_ne_bytes();
-                    }
-                }
+                // SAFETY: as above. Frames are aligned, and `units` returns a multiple of 8 for one of 8.
+                _ => unsafe { read_words(place, now) },
             }
             left = later;
         }
@@ -374,6 +368,64 @@ impl<T: TableSource + ?Sized> TableSource for &mut T {
 #[inline(never)]
 fn no_pages(pa: Pa, run: u64, offset: u64, size: u64) -> ! {
     panic!("no pages of {size:#x} bytes {offset:#x} bytes into the run of {run:#x} bytes at {pa}")
+}
+
+/// Writes whole words. The image's target accesses nothing that is not aligned, so bytes that are not would be gathered one by
+/// one: if they are at a multiple of 4 at least, and are more than one word, each store is of 4 bytes.
+///
+/// # Safety
+///
+/// `bytes` is a number of whole words, `place` is a multiple of 8, and volatile stores may be made there.
+unsafe fn write_words(place: NonNull<u8>, bytes: &[u8]) {
+    // SAFETY: any bytes are a number.
+    let (words, halves) = unsafe { (bytes.align_to::<u64>().1, bytes.align_to::<u32>().1) };
+    if size_of_val(words) == bytes.len() {
+        for (index, word) in words.iter().enumerate() {
+            // SAFETY: promised by the caller.
+            unsafe { place.cast::<u64>().add(index).write_volatile(*word) };
+        }
+    } else if size_of_val(halves) == bytes.len() && bytes.len() > 8 {
+        for (index, half) in halves.iter().enumerate() {
+            // SAFETY: promised by the caller.
+            unsafe { place.cast::<u32>().add(index).write_volatile(*half) };
+        }
+    } else {
+        for (index, word) in bytes.as_chunks().0.iter().enumerate() {
+            // SAFETY: promised by the caller.
+            unsafe { place.cast::<u64>().add(index).write_volatile(u64::from_ne_bytes(*word)) };
+        }
+    }
+}
+
+/// Reads whole words, as [`write_words`] writes them.
+///
+/// # Safety
+///
+/// As for [`write_words`], for loads.
+unsafe fn read_words(place: NonNull<u8>, bytes: &mut [u8]) {
+    let length = bytes.len();
+    // SAFETY: any bytes are a number, and any number is bytes.
+    let words = unsafe { bytes.align_to_mut::<u64>().1 };
+    if size_of_val(words) == length {
+        for (index, word) in words.iter_mut().enumerate() {
+            // SAFETY: promised by the caller.
+            *word = unsafe { place.cast::<u64>().add(index).read_volatile() };
+        }
+        return;
+    }
+    // SAFETY: as above.
+    let halves = unsafe { bytes.align_to_mut::<u32>().1 };
+    if size_of_val(halves) == length && length > 8 {
+        for (index, half) in halves.iter_mut().enumerate() {
+            // SAFETY: promised by the caller.
+            *half = unsafe { place.cast::<u32>().add(index).read_volatile() };
+        }
+        return;
+    }
+    for (index, word) in bytes.as_chunks_mut().0.iter_mut().enumerate() {
+        // SAFETY: promised by the caller.
+        *word = unsafe { place.cast::<u64>().add(index).read_volatile() }.to_ne_bytes();
+    }
 }
 
 /// How many of `left` bytes from `pa` on are accessed next: 1, 2 or 4 by one access, or all that are whole words. No
