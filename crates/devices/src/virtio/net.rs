@@ -97,6 +97,10 @@ struct Header {
 
 const HEADER: usize = size_of::<Header>();
 
+/// Bytes that are copied by words.
+#[repr(align(8))]
+struct Aligned([u8; HEADER + FRAME_MAX]);
+
 impl Net {
     /// The card after a reset, with its link up.
     #[must_use]
@@ -147,7 +151,7 @@ impl NetModel {
             let Some(length) = (readable as usize).checked_sub(HEADER) else {
                 return Err(Fault::Short { readable, writable }.into());
             };
-            let mut bytes = [0; HEADER + FRAME_MAX];
+            let Aligned(mut bytes) = Aligned([0; HEADER + FRAME_MAX]);
             let is_frame = (FRAME_MIN..=FRAME_MAX).contains(&length) && self.is_up;
             if is_frame {
                 let bytes = &mut bytes[..readable as usize];

@@ -18,6 +18,7 @@ use virtio_drivers::device::rng::VirtIORng;
 use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};
 use virtio_drivers::transport::{DeviceType, Transport};
 
+use crate::devices;
 use crate::memory::Memory;
 use crate::uart::println;
 use dma::Dma;
@@ -61,10 +62,9 @@ pub fn run(memory: &Memory, frames: u64) -> Result<(), Failure> {
 
 /// The transport at a place, if a device is there.
 fn transport(place: usize) -> Result<Option<MmioTransport<'static>>, Failure> {
-    const DEVICE: usize = 8;
+    const DEVICE: u64 = 8;
     let base = (VIRTIO_BASE + place as u64 * VIRTIO_SIZE) as usize;
-    // SAFETY: the register of a transport, which is device memory. Reading it changes nothing.
-    let device = unsafe { core::ptr::with_exposed_provenance::<u32>(base + DEVICE).read_volatile() };
+    let device = devices::load(base as u64 + DEVICE);
     let header = core::ptr::with_exposed_provenance_mut::<VirtIOHeader>(base);
     let Some(header) = NonNull::new(header).filter(|_| device != 0) else { return Ok(None) };
     // SAFETY: the registers of a transport, which nothing else uses while its device is used.

@@ -11,6 +11,7 @@ use core::ops::Range;
 use twofold_abi::virt::{VIRTIO_BASE, VIRTIO_COUNT, VIRTIO_SIZE};
 
 use super::{Failure, dma};
+use crate::devices::{load, store};
 use crate::memory::{self, Memory, PAGE};
 use crate::random::Random;
 use crate::uart::println;
@@ -46,7 +47,7 @@ pub fn run(ram: &Memory, rounds: u64, seed: u64) -> Result<(), Failure> {
     for round in 0..rounds {
         for place in 0..VIRTIO_COUNT as u64 {
             let base = VIRTIO_BASE + place * VIRTIO_SIZE;
-            if read(base + register::DEVICE) == 0 {
+            if load(base + register::DEVICE) == 0 {
                 continue;
             }
             let mut storm = Storm { base, arena: arena.clone(), outside, random: &mut random };
@@ -54,10 +55,10 @@ pub fn run(ram: &Memory, rounds: u64, seed: u64) -> Result<(), Failure> {
             for _ in 0..16 {
                 storm.step();
             }
-            live += u64::from(read(base + register::STATUS) & LIVE == LIVE);
-            broken += u64::from(read(base + register::STATUS) & NEEDS_RESET != 0);
-            used += u64::from(read(base + register::INTERRUPT_STATUS) & 1);
-            write(base + register::STATUS, 0);
+            live += u64::from(load(base + register::STATUS) & LIVE == LIVE);
+            broken += u64::from(load(base + register::STATUS) & NEEDS_RESET != 0);
+            used += u64::from(load(base + register::INTERRUPT_STATUS) & 1);
+            store(base + register::STATUS, 0);
         }
         if round % 1024 == 0 {
             println!("storm: round {round}");
@@ -200,7 +201,7 @@ impl Storm<'_> {
     }
 
     fn set(&mut self, register: u64, value: u32) {
-        write(self.base + register, value);
+        store(self.base + register, value);
     }
 
     /// Writes a word of the arena; nothing elsewhere.
@@ -210,14 +211,4 @@ impl Storm<'_> {
             unsafe { memory::write(at, value) };
         }
     }
-}
-
-fn read(register: u64) -> u32 {
-    // SAFETY: a register of a transport. The device changes only pages that the program gives it.
-    unsafe { core::ptr::with_exposed_provenance::<u32>(register as usize).read_volatile() }
-}
-
-fn write(register: u64, value: u32) {
-    // SAFETY: as in `read`.
-    unsafe { core::ptr::with_exposed_provenance_mut::<u32>(register as usize).write_volatile(value) }
 }

@@ -100,10 +100,12 @@ struct Port {
     is_plugged: bool,
 }
 
+/// Aligned, so that a copy takes words.
 #[derive(Debug)]
+#[repr(C, align(8))]
 struct Frame {
-    length: u16,
     bytes: [u8; FRAME_MAX],
+    length: u16,
 }
 
 impl Switch {

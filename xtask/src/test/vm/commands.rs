@@ -9,11 +9,12 @@ use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, ensure};
 use twofold_abi::channel::{Command, GuestState, Reason};
-use twofold_launch::Driver;
 use twofold_launch::session::{Answer, Session};
+use twofold_launch::{Driver, GuestSettings};
 use twofold_workspace::output;
 
 use super::machines::{Clock, Machines, figure};
+use crate::test::guests::seed;
 
 /// A guest is stopped, goes on, begins anew and is ended, each while it waits in this way, beside one that must not notice.
 /// On one CPU and by the instructions executed, so the bound on how late the guest is is the same each time.
@@ -121,6 +122,29 @@ pub fn contended(machines: &Machines, rounds: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A guest is stopped, goes on and begins anew while its virtio devices have work in flight, at random moments of it. What
+/// its devices count stands still while it is stopped.
+pub fn devices(machines: &Machines, rounds: usize) -> anyhow::Result<()> {
+    let seed = seed();
+    let storm = machines.bare("one", 1, &format!("storm=1000000000 seed={seed}"));
+    let storm = GuestSettings { devices: super::virtio::devices(), ..storm };
+    let (_, ()) = machines.driven(vec![storm], Clock::Real, move |driver| {
+        let mut one = Commanded::begin(driver, 0, "")?;
+        for _ in 0..rounds {
+            one.storms()?;
+            one.stop_for(0)?;
+            one.go_on()?;
+            let notified = one.statistics()?.value("virtio.notifications")?;
+            ensure!(notified > 0, "seed {seed}: the storm has notified no device");
+            one.reset()?;
+        }
+        one.storms()?;
+        one.session.ask(None, Command::Quit)?.accepted()?;
+        Ok(())
+    })?;
+    Ok(())
+}
+
 /// Milliseconds between two lines of the guest.
 const STEP: u64 = 20;
 /// QEMU's counter, ticks in a second.
@@ -183,6 +207,12 @@ impl Commanded {
                 return Ok(pace);
             }
         }
+    }
+
+    /// Waits until the guest has begun its storm.
+    fn storms(&mut self) -> anyhow::Result<()> {
+        while !self.lines.recv().context("the machine has ended")?.contains("storm: round 0") {}
+        Ok(())
     }
 
     fn ask(&mut self, command: Command) -> anyhow::Result<Answer> {
@@ -271,6 +301,7 @@ trait Judged: Sized {
     fn accepted(self) -> anyhow::Result<Answer>;
     fn refused(self, reason: Reason) -> anyhow::Result<()>;
     fn stopped(&self) -> anyhow::Result<u64>;
+    fn value(&self, key: &str) -> anyhow::Result<u64>;
 }
 
 impl Judged for Answer {
@@ -289,8 +320,12 @@ impl Judged for Answer {
 
     /// For how many ticks the guest was stopped.
     fn stopped(&self) -> anyhow::Result<u64> {
-        let figure = self.figures.iter().find(|(_, key, _)| key == STOPPED);
-        figure.map(|figure| figure.2).with_context(|| format!("no {STOPPED} in {:?}", self.figures))
+        self.value(STOPPED)
+    }
+
+    fn value(&self, key: &str) -> anyhow::Result<u64> {
+        let figure = self.figures.iter().find(|(_, other, _)| other == key);
+        figure.map(|figure| figure.2).with_context(|| format!("no {key} in {:?}", self.figures))
     }
 }
 

@@ -101,6 +101,8 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("a_stopped_guest_has_wall_time", Depth::Quick, commands::wall_time),
     ("a_guest_beside_an_idle_cpu_is_stopped", Depth::Quick, commands::beside_an_idle_cpu),
     ("stops_and_resets_while_all_vcpus_spin", Depth::Full, |machines| commands::contended(machines, 20)),
+    ("stops_and_resets_while_virtio_devices_work", Depth::Quick, |machines| commands::devices(machines, 3)),
+    ("many_stops_and_resets_while_virtio_devices_work", Depth::Full, |machines| commands::devices(machines, 40)),
     ("two_guests_echo_what_they_are_sent", Depth::Quick, |machines| consoles::echo(machines, 32 << 10)),
     ("two_guests_echo_a_mebibyte_each", Depth::Full, |machines| consoles::echo(machines, 1 << 20)),
     ("a_console_that_nothing_reads_holds_up_its_guest_alone", Depth::Quick, consoles::unread),
