@@ -126,7 +126,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("isolation::a_guest_that_reaches_its_limit_ends_alone", Depth::Quick, isolation::limit),
     ("isolation::virtio_drivers_that_break_the_rules", Depth::Quick, |machines| isolation::virtio(machines, 2_000)),
     ("isolation::virtio_drivers_that_break_the_rules_for_long", Depth::Full, |machines| {
-        isolation::virtio(machines, 100_000)
+        isolation::virtio(machines, 20_000)
     }),
     ("isolation::hypercalls_at_random", Depth::Full, |machines| isolation::hypercalls(machines, 20_000)),
     ("files_and_a_card_behind_the_devices_of_two_guests", Depth::Quick, host_devices::files_and_uplink),
