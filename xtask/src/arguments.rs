@@ -57,7 +57,7 @@ pub enum Command {
     /// Boots a guest under the hypervisor: installs missing tools, builds, fetches, boots
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunOptions),
-    /// Runs the suites: host, el2, linux, kvm, proof
+    /// Runs the suites: host, el2, linux, vm, devices, kvm, proof
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestOptions),
     /// Checks a trace file: locks, break-before-make, flushes before tables are freed
@@ -129,6 +129,13 @@ pub struct RunOptions {
     /// An initrd, instead of the built-in one with busybox
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
+    /// Boots Debian from a disk, with a network: bash, apt, Redis, fio and the like. The guest's disk is
+    /// target/disks/NAME.img, which is kept from run to run; `--disk=new` makes it anew
+    #[arg(
+        long, value_enum, value_name = "keep|new", num_args = 0..=1, require_equals = true,
+        default_missing_value = "keep", conflicts_with_all = ["kernel", "initrd", "count"]
+    )]
+    pub disk: Option<DiskOption>,
     /// Text to append to the guest's command line. With --kernel it is the whole command line; without --append such a
     /// kernel gets the command line for Debian's Linux
     #[arg(long, value_name = "TEXT")]
@@ -234,10 +241,21 @@ pub enum Suite {
     Linux,
     /// More vCPUs than CPUs, several guests at once, their ends and resets
     Vm,
+    /// Debian on a disk, with a network
+    Devices,
     /// Our programs on the KVM of a Linux at EL2, in QEMU; in full, also the cost of that KVM
     Kvm,
     /// The strength of the tests: mutants, the model checker, large random runs. About an hour in full. No QEMU
     Proof,
+}
+
+/// Values of `--disk`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DiskOption {
+    /// The disk of the last run with this name, or a new one if there is none
+    Keep,
+    /// A new copy of the root file system
+    New,
 }
 
 /// Values of `--pages`.
@@ -265,6 +283,7 @@ impl From<PagesOption> for Pages {
 const RUN_EXAMPLES: &str = "\
 Examples:
   cargo xtask run                                  Linux's console; Ctrl-] opens the monitor (docs/run.md)
+  cargo xtask run --disk                           Debian on a disk, with a network; `poweroff` ends it
   cargo xtask run --check --count                  boots, checks, counts, and prints a table
   cargo xtask run --check --pages blocks --memory 1G --cpus 2
   cargo xtask run --check --cpus 4 --host-cpus 2
@@ -309,7 +328,7 @@ Exit status: 1 if a fuzz target fails; the command that reproduces the failure i
 const TEST_EXAMPLES: &str = "\
 Examples:
   cargo xtask test                 the quick tier of every suite
-  cargo xtask test el2             one suite in full (host, el2, linux, kvm, proof)
+  cargo xtask test el2             one suite in full (host, el2, linux, vm, devices, kvm, proof)
   cargo xtask test linux fallback  the tests of a suite with \"fallback\" in their names
   cargo xtask test --soak          everything in full
 
@@ -345,6 +364,9 @@ mod tests {
             &["--cpus", "65"],
             &["--weight", "0"],
             &["--weight", "1025"],
+            &["--disk", "--count"],
+            &["--disk", "--kernel", "Image"],
+            &["--disk=old"],
         ] {
             let arguments = [&["xtask", "run"], bad].concat();
             assert!(Arguments::try_parse_from(&arguments).is_err(), "{bad:?}");

@@ -4,6 +4,7 @@
 //! Invariant: errors that the options alone show are reported before anything is installed, built or fetched. A checked
 //! run ends with 0 only after the guest has reported that its check passed.
 
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,17 +13,20 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use twofold_abi::bundle::flags;
 use twofold_launch::check::CHECK_OK;
+use twofold_launch::devices::{Backing, Disk, Network};
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::size::Size;
 use twofold_launch::spec::Spec;
 use twofold_launch::{Devices, GuestSettings, Outcome, Pages, Qemu, bundle, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
+use twofold_workspace::disk::{self, Debian};
 use twofold_workspace::guest::{Choice, Kind, Selected};
+use twofold_workspace::kernels::Kernel;
 use twofold_workspace::steps::Steps;
 use twofold_workspace::{Workspace, build, fetch, file, guest, install, output};
 
-use crate::arguments::RunOptions;
+use crate::arguments::{DiskOption, RunOptions};
 use crate::dirty_log::DirtyLogs;
 use crate::figures::{FirstTouch, Rows};
 use crate::report::{self, Described};
@@ -43,7 +47,10 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
         Ok(((), words.to_owned()))
     })?;
     let selected = steps.step("guest", || {
-        let selected = guest::select(workspace, &options.wanted())?;
+        let selected = match options.disk {
+            Some(disk) => on_disks(workspace, options, mode, disk)?,
+            None => guest::select(workspace, &options.wanted())?,
+        };
         let words = selected.words.clone();
         Ok((selected, words))
     })?;
@@ -51,6 +58,30 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
         Mode::Console => console(workspace, options, &qemu, &selected),
         Mode::Check { count } => check(workspace, options, &qemu, &selected, &steps, count),
     }
+}
+
+/// Fetches Debian for guests with disks, and makes the disks of those that have none.
+fn on_disks(workspace: &Workspace, options: &RunOptions, mode: Mode, disk: DiskOption) -> anyhow::Result<Selected> {
+    let debian = Debian::fetch(workspace, Kernel::DEFAULT, options.refresh)?;
+    let names = [&options.name].into_iter().chain(options.more().filter_map(|spec| spec.name.as_ref()));
+    let disks = names.map(|name| Ok((name.clone(), debian.disk(workspace, name, disk == DiskOption::New)?)));
+    let disks = disks.collect::<anyhow::Result<BTreeMap<_, _>>>()?;
+    let (initrd, script) = match mode {
+        Mode::Console => (workspace.guest_cache().join("disk.cpio"), None),
+        Mode::Check { .. } => (workspace.guest_cache().join("disk-check.cpio"), Some(disk::CHECK)),
+    };
+    debian.initrd(&initrd, script)?;
+    let shown: Vec<_> = disks.values().map(|path| workspace.shown(path).display().to_string()).collect();
+    let words = format!("Linux {}, {}", debian.kernel.versions.kernel, shown.join(", "));
+    Ok(Selected {
+        kind: Kind::Linux,
+        kernel: debian.kernel.kernel,
+        initrd: Some(initrd),
+        disks,
+        versions: Some(debian.kernel.versions),
+        words,
+        fallback: None,
+    })
 }
 
 /// Boots the bare-metal guest that only touches 64 MiB page by page. The setting is that of KVM's figure: 4 KiB pages,
@@ -93,6 +124,8 @@ const LINUX_CHECK_MEMORY: u64 = 128 << 20;
 
 /// The time limit of a checked guest in seconds, unless --timeout sets another.
 const CHECK_TIMEOUT: u64 = 120;
+/// The same for a guest with a disk, which does more.
+const DISK_CHECK_TIMEOUT: u64 = 600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
@@ -108,7 +141,10 @@ impl Mode {
             _ if options.attach.is_some() => Self::Console,
             (false, true) => Self::Console,
             // Counting requires one vCPU and excludes a trace. Otherwise the run is only checked.
-            (false, false) => Self::Check { count: options.cpus == 1 && options.trace.is_none() },
+            // So does a disk, whose answers come when the host pleases.
+            (false, false) => {
+                Self::Check { count: options.cpus == 1 && options.trace.is_none() && options.disk.is_none() }
+            }
         }
     }
 
@@ -119,6 +155,9 @@ impl Mode {
 
 /// Refuses options that cannot work. `debian` is the path of Debian's kernel, if it is cached.
 fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::Result<()> {
+    if options.disk.is_some() && options.choice() == Choice::Bare {
+        bail!("`--guest bare` has no file system; leave out --disk, or boot Linux");
+    }
     if options.kinds().count() > 1 {
         bail!("--guest: give one kind of guest; each further guest is `--guest name=NAME,...`");
     }
@@ -239,10 +278,23 @@ fn command_line(own_kernel: bool, append: Option<&str>, mode: Mode) -> String {
 }
 
 fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a> {
-    let limit = options.timeout.or((mode != Mode::Console).then_some(CHECK_TIMEOUT));
+    let check_limit = if options.disk.is_some() { DISK_CHECK_TIMEOUT } else { CHECK_TIMEOUT };
+    let limit = options.timeout.or((mode != Mode::Console).then_some(check_limit));
+    let mut guests = guests(options, mode, &selected.kernel, selected.initrd.as_ref());
+    for guest in &mut guests {
+        // The guests reach each other, and the outside.
+        if let Some(path) = selected.disks.get(&guest.name) {
+            guest.devices = Devices {
+                has_random: true,
+                disks: vec![Disk { backing: Backing::File(path.clone()), is_read_only: false }],
+                nets: vec![Network::User { forwards: Vec::new() }],
+                ..Devices::default()
+            };
+        }
+    }
     Boot {
         label: "boot",
-        guests: guests(options, mode, &selected.kernel, selected.initrd.as_ref()),
+        guests,
         cpu: &options.cpu,
         host_cpus: options.host_cpus,
         deterministic: mode.is_counted(),
@@ -402,6 +454,8 @@ mod tests {
         assert_eq!(Mode::new(&options(&["--json", "x"]), true), Mode::Check { count: false });
         assert_eq!(Mode::new(&options(&["--trace", "x"]), true), Mode::Console);
         assert_eq!(Mode::new(&options(&["--trace", "x"]), false), Mode::Check { count: false });
+        assert_eq!(Mode::new(&options(&["--disk"]), false), Mode::Check { count: false });
+        assert_eq!(Mode::new(&options(&["--disk=new"]), true), Mode::Console);
     }
 
     #[test]

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::fetch;
 use crate::initramfs;
 use crate::kernels::{self, Kernel};
 use crate::root::{self, Root};
@@ -25,17 +24,12 @@ pub struct Debian {
     pub kernel: kernels::Fetched,
     /// The root file system that disks are copies of.
     pub root: Root,
-    busybox: PathBuf,
 }
 
 impl Debian {
     /// Fetches what is missing of the guest with this kernel. If `refresh` is set, fetches all again.
     pub fn fetch(workspace: &Workspace, kernel: Kernel, refresh: bool) -> anyhow::Result<Self> {
-        Ok(Self {
-            busybox: fetch::fetch(workspace, refresh)?.busybox,
-            kernel: kernel.fetch(workspace, refresh)?,
-            root: root::fetch(workspace, refresh)?,
-        })
+        Ok(Self { kernel: kernel.fetch(workspace, refresh)?, root: root::fetch(workspace, refresh)? })
     }
 
     /// Makes an initramfs at `path`, which mounts the disk and starts its init. The guest runs `script` at the first login,
@@ -47,7 +41,7 @@ impl Debian {
             files.insert(format!("modules/{name}"), fs::read(module).context("the cached kernel lost a module")?);
         }
         files.extend(script.map(|script| ("script".to_owned(), script.as_bytes().to_vec())));
-        initramfs::write(path, initramfs::DISK, &self.busybox, &files)
+        initramfs::write(path, initramfs::DISK, &self.root.busybox, &files)
     }
 
     /// Returns the disk of this name, a copy of the root that is made if it is missing or if `reset` is set.
@@ -65,6 +59,8 @@ impl Debian {
     }
 }
 
+/// A script with which a guest checks its disk, its network and Redis.
+pub const CHECK: &str = include_str!("../guest/debian/check");
 /// The kernel's command line for a guest with a disk. The initramfs needs none of it.
 pub const COMMAND_LINE: &str = "console=ttyAMA0 root=/dev/vda panic=-1 loglevel=4";
 

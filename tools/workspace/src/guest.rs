@@ -52,6 +52,8 @@ pub struct Selected {
     pub kernel: PathBuf,
     /// The initrd.
     pub initrd: Option<PathBuf>,
+    /// The disk of each guest that has one, by the guest's name.
+    pub disks: BTreeMap<String, PathBuf>,
     /// The packages that were fetched for the guest.
     pub versions: Option<Versions>,
     /// A short description for the user.
@@ -103,7 +105,7 @@ pub fn select(workspace: &Workspace, wanted: &Wanted) -> anyhow::Result<Selected
 /// The bare-metal guest.
 pub fn bare(workspace: &Workspace, words: String) -> Selected {
     let kernel = workspace.image(build::GUEST.name);
-    Selected { kind: Kind::Bare, kernel, initrd: None, versions: None, words, fallback: None }
+    Selected { kind: Kind::Bare, kernel, initrd: None, disks: BTreeMap::new(), versions: None, words, fallback: None }
 }
 
 impl Kind {
@@ -129,6 +131,7 @@ fn linux(workspace: &Workspace, fetched: fetch::Fetched, initrd: Option<PathBuf>
         kind: Kind::Linux,
         kernel: fetched.kernel,
         initrd: Some(initrd),
+        disks: BTreeMap::new(),
         versions: Some(fetched.versions),
         words: format!("{} ({source})", packages.join(", ")),
         fallback: None,
@@ -137,7 +140,15 @@ fn linux(workspace: &Workspace, fetched: fetch::Fetched, initrd: Option<PathBuf>
 
 fn own(kernel: &Path, initrd: Option<PathBuf>) -> Selected {
     let words = kernel.display().to_string();
-    Selected { kind: Kind::Own, kernel: kernel.to_owned(), initrd, versions: None, words, fallback: None }
+    Selected {
+        kind: Kind::Own,
+        kernel: kernel.to_owned(),
+        initrd,
+        disks: BTreeMap::new(),
+        versions: None,
+        words,
+        fallback: None,
+    }
 }
 
 const INITRD: &str = "initramfs.cpio";

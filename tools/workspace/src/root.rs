@@ -20,6 +20,7 @@ use crate::apt::Apt;
 use crate::fetch;
 use crate::install;
 use crate::kernels::{self, Kernel};
+use crate::output;
 use crate::packages;
 use crate::subprocess;
 use crate::workspace::Workspace;
@@ -29,6 +30,8 @@ use crate::workspace::Workspace;
 pub struct Root {
     /// The image: ext4 without partitions. Nothing may write to it; a run has a copy (`disk`).
     pub image: PathBuf,
+    /// busybox, a static arm64 program, for the initramfs.
+    pub busybox: PathBuf,
     /// The packages' versions by their names.
     pub packages: BTreeMap<String, String>,
     /// Whether the image was in the cache already.
@@ -45,8 +48,8 @@ pub fn cached(workspace: &Workspace) -> Option<Root> {
         return None;
     }
     let packages = serde_json::from_slice(&fs::read(place.join(VERSIONS)).ok()?).ok()?;
-    let image = place.join(IMAGE);
-    image.is_file().then_some(Root { image, packages, cached: true })
+    let (image, busybox) = (place.join(IMAGE), place.join(BUSYBOX));
+    (image.is_file() && busybox.is_file()).then_some(Root { image, busybox, packages, cached: true })
 }
 
 /// Returns the root from the cache. Makes it if it is not cached, or if `refresh` is set.
@@ -58,6 +61,7 @@ pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Root> {
     fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
     let directory = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot write the cache")?;
     let path = |name: &str| directory.path().join(name);
+    say("fetching Debian's packages for a root file system");
     let apt = Apt::new(directory.path())?;
     // The source that failed may not be one that is needed.
     let updated = apt.update();
@@ -66,6 +70,7 @@ pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Root> {
         (Err(_), Err(error)) | (Err(error), Ok(())) => return Err(error),
     };
 
+    say("making the root file system of them");
     let (tree, new) = (path("tree"), path("new"));
     fs::create_dir(&tree)?;
     fs::create_dir(&new)?;
@@ -77,6 +82,7 @@ pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Root> {
     versions.insert(kernel.package.clone(), kernel.version);
     shrink(&tree).context("cannot shrink the root file system")?;
     configure(&tree, &apt.sources()?).context("cannot configure the root file system")?;
+    fs::copy(tree.join("usr/bin/busybox"), new.join(BUSYBOX)).context("there is no busybox in its package")?;
     make_image(&tree, &new.join(IMAGE))?;
     fs::write(new.join(VERSIONS), serde_json::to_string_pretty(&versions)? + "\n")?;
     fs::write(new.join(RECIPE), recipe())?;
@@ -84,13 +90,21 @@ pub fn fetch(workspace: &Workspace, refresh: bool) -> anyhow::Result<Root> {
     cached(workspace).map(|root| Root { cached: false, ..root }).context("the cache vanished while it was made")
 }
 
+/// Shows on a terminal what takes some time.
+fn say(text: &str) {
+    if output::is_terminal() {
+        output::remark(text);
+    }
+}
+
 const PLACE: &str = "root";
 const IMAGE: &str = "root.img";
+const BUSYBOX: &str = "busybox";
 const VERSIONS: &str = "versions.json";
 const RECIPE: &str = "recipe";
 
 /// Counts changes of this file that neither the packages nor the files below show.
-const REVISION: u32 = 1;
+const REVISION: u32 = 2;
 
 /// `?essential` is apt's pattern for the packages without which a Debian does not work.
 const PACKAGES: [&str; 18] = [

@@ -6,6 +6,7 @@
 //! as one failed test.
 
 mod cargo;
+mod devices;
 mod el2;
 mod guests;
 mod harness;
@@ -32,7 +33,7 @@ use harness::{Depth, Tally};
 pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<ExitCode> {
     let suites: Vec<_> = match options.suite {
         Some(suite) => vec![suite],
-        None => vec![Suite::Host, Suite::El2, Suite::Linux, Suite::Vm, Suite::Kvm, Suite::Proof],
+        None => vec![Suite::Host, Suite::El2, Suite::Linux, Suite::Vm, Suite::Devices, Suite::Kvm, Suite::Proof],
     };
     let depth = if options.soak || options.suite.is_some() { Depth::Full } else { Depth::Quick };
     let mut tally = Tally::default();
@@ -85,6 +86,7 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
         Suite::El2 => el2::run(workspace, depth, options),
         Suite::Linux => linux::run(workspace, depth, options),
         Suite::Vm => vm::run(workspace, depth, options),
+        Suite::Devices => devices::run(workspace, depth, options),
         Suite::Kvm => kvm::run(workspace, depth, options),
         Suite::Proof => proof::run(workspace, depth, options),
     }
