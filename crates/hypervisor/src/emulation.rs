@@ -49,7 +49,7 @@ use crate::clock::Clock;
 use crate::gic::guest::{GuestGic, Waiting};
 use crate::gic::sources::Sources;
 use crate::mmio::Operation;
-use crate::virtio::{Place, VirtioDevices};
+use crate::virtio::VirtioDevices;
 use crate::{console, print, println, serial};
 
 /// The devices of a guest.
@@ -77,8 +77,6 @@ pub enum Device {
     Uart(u64),
     /// The clock's, at this offset.
     Rtc(u64),
-    /// A virtio device's.
-    Virtio(Place),
 }
 
 struct Uart {
@@ -128,7 +126,8 @@ impl Devices {
         })
     }
 
-    /// The device at an address of the guest.
+    /// The device at an address of the guest. Virtio devices, which need more than an access here, are found by their
+    /// [`Place`](crate::virtio::Place).
     #[must_use]
     #[inline(always)]
     pub fn find(&self, ipa: u64) -> Option<Device> {
@@ -137,17 +136,14 @@ impl Devices {
         if let Some(frame) = Frame::locate(ipa, self.vcpus) {
             return Some(Device::Gic(frame));
         }
-        if let Some(offset) = at(virt::UART_BASE, virt::UART_SIZE) {
-            return Some(Device::Uart(offset));
-        }
-        match Place::at(ipa) {
-            Some(place) => Some(Device::Virtio(place)),
+        match at(virt::UART_BASE, virt::UART_SIZE) {
+            Some(offset) => Some(Device::Uart(offset)),
             None => at(virt::RTC_BASE, virt::RTC_SIZE).map(Device::Rtc),
         }
     }
 
     /// An access of vCPU `vcpu`, which runs on this CPU. Returns the value of a load, or `None` if the guest has to
-    /// repeat it. Those of virtio devices need more: [`Vm::virtio`](crate::vm::Vm).
+    /// repeat it.
     #[inline]
     pub fn access(
         &self,
@@ -162,7 +158,6 @@ impl Devices {
             Device::Uart(offset) => Some(self.uart(Some(vcpu), offset, width, operation)),
             Device::Gic(frame) => self.gic.access(vcpu, frame, width, operation, waiting),
             Device::Rtc(offset) => Some(self.rtc(Some(vcpu), offset, width, operation)),
-            Device::Virtio(_) => Some(0),
         }
     }
 

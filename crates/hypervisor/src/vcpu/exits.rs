@@ -31,6 +31,7 @@ use crate::schedule::deadlines::NEVER;
 use crate::stats::{INTERRUPT, Purpose, Stats};
 use crate::switch::Running;
 use crate::timer::{self, Due};
+use crate::virtio::Place;
 use crate::vm::{End, Vm};
 use crate::world::{self, Trap};
 use crate::{inject, read_sysreg, schedule};
@@ -260,40 +261,25 @@ impl<'a> Loaded<'a> {
     /// describe the access.
     #[inline(always)]
     fn device(&mut self, esr: u64, far: u64, ipa: Ipa) -> bool {
-        let Some(device) = self.vm.devices().find(ipa.raw() | far & 0xfff) else { return false };
+        let address = ipa.raw() | far & 0xfff;
+        let Some(device) = self.vm.devices().find(address) else { return self.virtio(esr, address) };
         let Some(access) = mmio::Access::from_syndrome(esr) else { return false };
         self.cpu.meter.is_for(match device {
             Device::Gic(_) => Purpose::Gic,
             Device::Uart(_) => Purpose::Uart,
             Device::Rtc(_) => Purpose::Rtc,
-            Device::Virtio(_) => Purpose::Virtio,
         });
-        let order = Order::of(self.running.context().pstate, read_sysreg!(SCTLR_EL1));
-        let operation = match access.is_write {
-            true => Operation::Write(access.stored(&self.running.context().x, order)),
-            false => Operation::Read,
-        };
+        let (order, operation) = self.operation(&access);
         let waiting = &mut self.own.waiting;
-        let value = match device {
-            Device::Virtio(place) => Some(self.vm.virtio(self.index, place, access.width, operation)),
-            _ => self.vm.devices().access(self.index, device, access.width, operation, waiting),
+        let Some(value) = self.vm.devices().access(self.index, device, access.width, operation, waiting) else {
+            return true;
         };
-        let Some(value) = value else { return true };
         if !access.is_write {
             access.load(&mut self.running.context().x, value, order);
         }
         match device {
             Device::Gic(_) => {}
-            Device::Uart(_) | Device::Virtio(_) => {
-                let notice = self.vm.devices().notice();
-                if notice != Notice::None {
-                    self.cpu.console_asks(notice);
-                    self.arm();
-                }
-                if let Device::Virtio(_) = device {
-                    self.in_pieces();
-                }
-            }
+            Device::Uart(_) => self.take_notice(),
             Device::Rtc(_) => {
                 self.cpu.deadlines.set(self.vm.alarm(), self.vm.devices().alarm().unwrap_or(NEVER));
                 self.arm();
@@ -301,6 +287,44 @@ impl<'a> Loaded<'a> {
         }
         self.running.context().skip();
         true
+    }
+
+    /// As [`device`](Self::device), for a virtio device. Out of line, so that the other devices pay nothing for it.
+    #[inline(never)]
+    fn virtio(&mut self, esr: u64, address: u64) -> bool {
+        let Some(place) = Place::at(address) else { return false };
+        let Some(access) = mmio::Access::from_syndrome(esr) else { return false };
+        self.cpu.meter.is_for(Purpose::Virtio);
+        let (order, operation) = self.operation(&access);
+        let value = self.vm.virtio(self.index, place, access.width, operation);
+        if !access.is_write {
+            access.load(&mut self.running.context().x, value, order);
+        }
+        self.take_notice();
+        self.in_pieces();
+        self.running.context().skip();
+        true
+    }
+
+    /// What the guest's access does, and in which order its bytes are.
+    #[inline(always)]
+    fn operation(&mut self, access: &mmio::Access) -> (Order, Operation) {
+        let order = Order::of(self.running.context().pstate, read_sysreg!(SCTLR_EL1));
+        let operation = match access.is_write {
+            true => Operation::Write(access.stored(&self.running.context().x, order)),
+            false => Operation::Read,
+        };
+        (order, operation)
+    }
+
+    /// K2 and K3, if the guest's console asks for the control channel's task.
+    #[inline(always)]
+    fn take_notice(&mut self) {
+        let notice = self.vm.devices().notice();
+        if notice != Notice::None {
+            self.cpu.console_asks(notice);
+            self.arm();
+        }
     }
 
     /// Emulates a trapped access to the interrupt controller's or a timer's register. Returns `false` if it is not one.
