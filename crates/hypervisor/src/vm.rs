@@ -150,7 +150,16 @@ struct Guests {
 static GUESTS: Once<Guests> = Once::new();
 
 /// Makes these the guests of the image. `channel_task` is the task of the control channel, if there is one.
+///
+/// # Panics
+///
+/// Two guests have one VMID. QEMU hides that: it flushes its TLB whenever VTTBR_EL2 changes.
 pub fn install(guests: Vec<Vm>, channel_task: Option<EntityId>) -> &'static [Vm] {
+    let vmid = |vm: &Vm| vm.memory.stage2().vttbr() >> 48;
+    for (number, vm) in guests.iter().enumerate() {
+        let is_own = guests[..number].iter().all(|other| vmid(other) != vmid(vm));
+        assert!(is_own, "two guests have VMID {}", vmid(vm));
+    }
     let left = AtomicUsize::new(guests.len());
     &GUESTS.call_once(|| Guests { all: guests, left, channel_task }).all
 }

@@ -20,7 +20,6 @@
 //! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
 //! | [`session`], [`console`] | the hypervisor\'s end of a session on the control channel; a guest's console on it |
 //! | [`switch`] | a network between guests: bounded queues, and addresses that nobody else can take |
-//! | [`claim`] | a right that only one CPU gets: to stop the guest, to report the end |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -32,7 +31,6 @@ extern crate std;
 pub mod agreement;
 pub mod bundle;
 pub mod calls;
-pub mod claim;
 pub mod config;
 pub mod console;
 pub mod device_tree;
@@ -43,7 +41,6 @@ pub mod load;
 pub mod mitigation;
 pub mod name;
 pub mod power;
-mod primitive;
 pub mod refusals;
 pub mod restart;
 pub mod scheduler;
