@@ -3,7 +3,7 @@
 //!
 //! A guest sees virtio devices of the hypervisor's. Behind a disk that is a file is a disk of the machine, which the
 //! hypervisor finds by its serial number; behind a network that reaches the outside is a card of the machine, which it
-//! finds by its address. [`HostDevices`] says which these are, for QEMU, and [`disk`] and [`net`] say so for the bundle.
+//! finds by its address. [`HostDevices`] says which these are, for QEMU, and `disk` and `net` say so for the bundle.
 //! Invariant: both are made from the same settings by the same rule, so they agree.
 //!
 //! Two QEMUs on one image: QEMU locks the image, and the second one does not start, unless both only read. An NBD server

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Fetches Debian's firmware for QEMU's arm64 machine, and caches it: U-Boot, and EFI (AAVMF).
 //!
-//! Invariant: the cache is complete or absent, as that of [`fetch`].
+//! Invariant: the cache is complete or absent, as that of [`mod@crate::fetch`].
 
 use std::fs;
 use std::path::{Path, PathBuf};
