@@ -52,12 +52,13 @@ pub fn run(ram: &Memory, rounds: u64, seed: u64) -> Result<(), Failure> {
             }
             let mut storm = Storm { base, arena: arena.clone(), outside, random: &mut random };
             storm.begin();
+            (0..2).for_each(|queue| storm.set(register::NOTIFY, queue));
+            used += u64::from(load(base + register::INTERRUPT_STATUS) & 1);
             for _ in 0..16 {
                 storm.step();
             }
             live += u64::from(load(base + register::STATUS) & LIVE == LIVE);
             broken += u64::from(load(base + register::STATUS) & NEEDS_RESET != 0);
-            used += u64::from(load(base + register::INTERRUPT_STATUS) & 1);
             store(base + register::STATUS, 0);
         }
         if round % 1024 == 0 {
@@ -148,9 +149,15 @@ impl Storm<'_> {
         }
     }
 
-    /// Descriptors from here on: of buffers in the arena, outside of RAM, and with any length and flags.
+    /// Descriptors from here on: of buffers in the arena, outside of RAM, and with any length and flags. Half of the time most
+    /// of them are chains as a driver makes them.
     fn descriptors(&mut self, at: u64) {
+        let are_good = self.chance(2);
         for number in 0..64 {
+            if are_good && !self.chance(32) {
+                self.good_descriptor(at, number);
+                continue;
+            }
             let address = if self.chance(8) { self.wild() } else { self.place() };
             let room = self.arena.end.saturating_sub(address).max(1);
             let length = match self.random.next() % 8 {
@@ -168,11 +175,24 @@ impl Storm<'_> {
         }
     }
 
-    /// An available ring from here on: its index is a little ahead, mostly.
+    /// One of a chain of three: to read, to write, and a byte to write.
+    fn good_descriptor(&mut self, at: u64, number: u64) {
+        const NEXT: u64 = 1;
+        const WRITE: u64 = 2;
+        let (length, flags) = [(16, NEXT), (512, NEXT | WRITE), (1, WRITE)][number as usize % 3];
+        let address = self.place();
+        self.poke(at + 16 * number, address);
+        self.poke(at + 16 * number + 8, length | flags << 32 | (number + 1) << 48);
+    }
+
+    /// An available ring from here on: its index is a little ahead, mostly, and half of the time its entries are the heads of
+    /// such chains.
     fn available(&mut self, at: u64) {
         let ahead = if self.chance(16) { self.random.next() } else { self.random.next() % 8 };
+        let are_good = self.chance(2);
         for number in 0..20 {
             let entries = self.random.next() & 0x003f_003f_003f_003f;
+            let entries = if are_good { 0x0003_0000_0003_0000 } else { entries };
             self.poke(
                 (at & !7) + 8 * number,
                 if number == 0 { entries & !0xffff_ffff | (ahead & 0xffff) << 16 } else { entries },
