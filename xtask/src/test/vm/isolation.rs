@@ -65,7 +65,8 @@ pub fn virtio(machines: &Machines, rounds: u64) -> anyhow::Result<()> {
     let (live, used) = (figure(" devices were live")?, figure(" devices used buffers")?);
     let broken = figure(" devices needed a reset")?;
     output::remark(&format!("{live} devices were live, {used} used buffers, {broken} needed a reset"));
-    ensure!(live > rounds && used > rounds / 4 && broken > rounds / 4, "seed {seed}: the storm reaches too little");
+    // Most random queues are broken before a buffer is used. A storm that used none would not reach the data path.
+    ensure!(live > rounds && used > rounds / 20 && broken > rounds / 4, "seed {seed}: the storm reaches too little");
     let console = outcome.console.tail(usize::MAX).join("\n");
     ensure!(console.contains("[hostile] guest check: ok"), "seed {seed}:\n{console}");
     Ok(())
