@@ -319,7 +319,7 @@ fn guests_talk_to_each_other_and_frames_go_where_they_should() {
         }
         card.frames.pop_front().unwrap()
     };
-    // Each says who it is. What comes back says that the switch has all of it.
+    // Each announces its address. What comes back says that the switch has all of it.
     for from in 0..3 {
         cards[from].send(&frame([0xff; 6], from as u8, b"here"));
         for to in (0..3).filter(|to| *to != from) {

@@ -19,7 +19,7 @@
 //! | [`trng`] | random numbers for a guest |
 //! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
 //! | [`session`], [`console`] | the hypervisor\'s end of a session on the control channel; a guest's console on it |
-//! | [`switch`] | a network between guests: bounded queues, and addresses that nobody else can take |
+//! | [`switch`] | a network between guests: bounded queues, and addresses that no other card can take |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
 #![forbid(unsafe_code)]

@@ -266,7 +266,7 @@ fn passwords(users: &str) -> String {
     names.map(|name| format!("{name}:{}:20000:0:99999:7:::\n", if name == "root" { "" } else { "*" })).collect()
 }
 
-/// Makes the image of `tree`. A file's owner is root, or as in [`OWNERS`], whoever owns it here.
+/// Makes the image of `tree`. A file's owner is root, or as in [`OWNERS`], and not its owner here.
 fn make_image(tree: &Path, image: &Path) -> anyhow::Result<()> {
     File::create(image).and_then(|file| file.set_len(SIZE)).context("cannot write the image")?;
     let mke2fs = install::system_program("mke2fs", E2FSPROGS)?;

@@ -215,7 +215,7 @@ impl Storm<'_> {
         }
     }
 
-    /// One time in so many.
+    /// One time in this many.
     fn chance(&mut self, of: u64) -> bool {
         self.random.next().is_multiple_of(of)
     }

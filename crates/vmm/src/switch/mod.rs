@@ -129,7 +129,7 @@ impl Switch {
         Ok(Self { ports, table: Table::new(plugs)?, free })
     }
 
-    /// Bytes that a switch with so many ports takes, at most.
+    /// Bytes that a switch with this many ports takes, at most.
     #[must_use]
     pub const fn memory(ports: usize) -> usize {
         // An allocator that rounds up to powers of two gives 2 KiB for a frame.
