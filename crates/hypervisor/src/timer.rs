@@ -73,16 +73,21 @@ impl PhysicalTimer {
         self.control
     }
 
-    /// Whether it is on and not masked.
-    #[must_use]
-    pub fn is_on(&self) -> bool {
-        is_on(self.control)
-    }
-
     /// What is to be done at the guest's time `now`.
     #[must_use]
     pub fn due(&self, now: u64) -> Due {
         due(self.control, self.compare, now)
+    }
+
+    /// The guest's time at which its line rises, of a timer whose line is at this level as far as the interrupt controller
+    /// knows. `None` if the line is high or the timer is off.
+    ///
+    /// The time may have passed: it can come between the look that found the line low and this call. EL2's timer, set to
+    /// it, then interrupts at once. No look at the time here could say that the controller knows of it.
+    #[must_use]
+    #[inline(always)]
+    pub fn rise(&self, level: bool) -> Option<u64> {
+        (is_on(self.control) && !level).then_some(self.compare)
     }
 
     fn read(&self, register: Register, now: u64) -> u64 {

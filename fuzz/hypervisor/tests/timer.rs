@@ -41,6 +41,20 @@ fn it_fires_when_its_time_has_come() {
     assert_eq!((timer.due(100), read(&mut timer, CONTROL, 100)), (Due::Never, 0));
 }
 
+/// A time that comes after the line was seen low and before EL2's timer is set is not forgotten.
+#[test]
+fn el2s_timer_is_for_a_line_that_is_not_known_to_be_high() {
+    let mut timer = PhysicalTimer::default();
+    write(&mut timer, COMPARE, 100, 0);
+    assert_eq!(timer.rise(false), None);
+    write(&mut timer, CONTROL, 1, 0);
+    assert_eq!(timer.due(99), Due::At(100));
+    assert_eq!(timer.rise(timer.due(99) == Due::Now), Some(100));
+    assert_eq!(timer.rise(timer.due(100) == Due::Now), None);
+    write(&mut timer, CONTROL, 3, 0);
+    assert_eq!(timer.rise(false), None);
+}
+
 /// D11.2.4: the timer value is the compare value less the counter, of 32 bits with a sign.
 #[test]
 fn the_timer_value_is_relative() {

@@ -375,21 +375,12 @@ impl<'a> Loaded<'a> {
     /// The machine's time of what comes first.
     #[inline(always)]
     fn first_due(&self) -> Option<u64> {
-        let own = match self.own.timers.physical.is_on() {
-            false => NEVER,
-            true => self.own_timer(),
+        let own = match self.own.timers.physical.rise(self.own.timers.level) {
+            Some(time) => time.saturating_add(self.vm.counter_offset()),
+            None => NEVER,
         };
         let first = own.min(self.cpu.until).min(self.cpu.deadlines.first());
         (first != NEVER).then_some(first)
-    }
-
-    /// When the emulated physical timer is due, by the machine's counter.
-    #[inline(never)]
-    fn own_timer(&self) -> u64 {
-        match self.own.timers.physical.due(self.guest_time()) {
-            Due::At(time) => time.saturating_add(self.vm.counter_offset()),
-            Due::Now | Due::Never => NEVER,
-        }
     }
 
     fn guest_time(&self) -> u64 {

@@ -71,7 +71,8 @@ pub fn wild(suite: &Suite) -> anyhow::Result<()> {
 pub fn devices(suite: &Suite) -> anyhow::Result<()> {
     let outcome = suite.bare("devices", 0)?;
     let console = outcome.console.tail(20).join("\n");
-    for line in ["devices: an SGI and both timers, twice", "external abort at 0x9000000"] {
+    let timers = "devices: a timer of each time from 0 to 999 ticks";
+    for line in ["devices: an SGI and both timers, twice", timers, "external abort at 0x9000000"] {
         ensure!(console.contains(line), "no {line:?} in:\n{console}");
     }
     Ok(())
