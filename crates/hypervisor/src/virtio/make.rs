@@ -62,7 +62,7 @@ pub enum DeviceError {
     #[error("--disk, --net: the free memory is too broken up for the guests' devices: use fewer or smaller ones")]
     Broken,
     /// EL2's heap is full.
-    #[error("--net: EL2 has no memory for so many network cards: {0}")]
+    #[error("--net: EL2 has too little memory for the networks of the guests: {0}; give fewer cards or fewer networks")]
     NoHeap(#[from] TryReserveError),
 }
 
