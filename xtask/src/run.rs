@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use twofold_abi::bundle::flags;
 use twofold_launch::check::CHECK_OK;
-use twofold_launch::devices::{Backing, Disk, Network};
+use twofold_launch::devices::{Backing, Disk, Network, Part};
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::size::Size;
 use twofold_launch::spec::Spec;
@@ -286,7 +286,7 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
         if let Some(path) = selected.disks.get(&guest.name) {
             guest.devices = Devices {
                 has_random: true,
-                disks: vec![Disk { backing: Backing::File(path.clone()), is_read_only: false }],
+                disks: vec![Disk { backing: Backing::File(path.clone()), part: Part::default(), is_read_only: false }],
                 nets: vec![Network::User { forwards: Vec::new() }],
                 ..Devices::default()
             };

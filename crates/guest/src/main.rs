@@ -173,6 +173,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Together => lifecycle::together()?,
         Program::Refused { calls } => lifecycle::refused(calls)?,
         Program::Virtio { frames } => virtio::run(&memory, frames)?,
+        Program::Failing { rounds } => virtio::failing::run(&memory, rounds)?,
         Program::Storm { rounds, seed } => {
             virtio::storm::run(&memory, rounds, seed)?;
             virtio::run(&memory, 0)?;

@@ -71,6 +71,8 @@ pub enum Program<'a> {
     Virtio { frames: u64 },
     /// `storm=ROUNDS`: breaks the rules of virtio devices, and then uses them as it should.
     Storm { rounds: u64, seed: u64 },
+    /// `failing=ROUNDS`: writes and reads disks of which requests fail.
+    Failing { rounds: u64 },
     /// `hang`: does nothing for ever.
     Hang,
     /// `semihosting=PATH`: tries to create a file of the host's.
@@ -145,6 +147,7 @@ impl<'a> Program<'a> {
                 }),
                 "virtio" => Self::Virtio { frames: number(key, value)? },
                 "storm" => Self::Storm { rounds: number(key, value)?, seed: seed(arguments)? },
+                "failing" => Self::Failing { rounds: number(key, value)? },
                 "hang" => Self::Hang,
                 "semihosting" => Self::Semihosting { path: value },
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },

@@ -198,8 +198,8 @@ fn record(guests: &[GuestSettings], number: usize, Parts { kernel, initrd, firmw
     let Devices { has_console, has_random, disks, nets } = &guest.devices;
     let bit = |is_set: &bool, bit| if *is_set { bit } else { 0 };
     let mut disk: [bundle::Disk; DISKS_MAX] = FromZeros::new_zeroed();
-    for ((place, record), settings) in disk.iter_mut().enumerate().zip(disks) {
-        *record = devices::disk(number, place, settings);
+    for (place, record) in disk.iter_mut().enumerate().take(disks.len()) {
+        *record = devices::disk(guests, number, place);
     }
     let mut net: [bundle::Net; NETS_MAX] = FromZeros::new_zeroed();
     for ((place, record), network) in net.iter_mut().enumerate().zip(nets) {

@@ -4,6 +4,7 @@
 //! A guest sees virtio devices of the hypervisor's. Behind a disk that is a file is a disk of the machine, which the
 //! hypervisor finds by its serial number; behind a network that reaches the outside is a card of the machine, which it
 //! finds by its address. [`HostDevices`] says which these are, for QEMU, and `disk` and `net` say so for the bundle.
+//! Parts of one file, or of what one server serves, are parts of one disk of the machine.
 //! Invariant: both are made from the same settings by the same rule, so they agree.
 //!
 //! Two QEMUs on one image: QEMU locks the image, and the second one does not start, unless both only read. An NBD server
@@ -14,6 +15,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -40,8 +42,19 @@ pub struct Devices {
 pub struct Disk {
     /// What it keeps.
     pub backing: Backing,
+    /// The part of it that is this disk. A disk in memory is whole.
+    pub part: Part,
     /// The guest may not write.
     pub is_read_only: bool,
+}
+
+/// A part of what a disk keeps, in bytes. Both are multiples of [`SECTOR`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Where it starts.
+    pub offset: u64,
+    /// Its size, not 0. `None`: it goes to the end.
+    pub size: Option<u64>,
 }
 
 /// What a disk keeps.
@@ -86,7 +99,16 @@ pub struct HostDisk {
     pub serial: String,
     /// Where it is: [`Backing::File`] or [`Backing::Server`].
     pub backing: Backing,
-    /// Nothing writes to it.
+    /// The guests' disks on it.
+    pub parts: Vec<HostPart>,
+}
+
+/// A guest's disk on a disk of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostPart {
+    /// Where.
+    pub part: Part,
+    /// The guest may not write.
     pub is_read_only: bool,
 }
 
@@ -99,14 +121,28 @@ pub struct HostCard {
     pub network: Network,
 }
 
-/// Why a disk cannot be used.
+/// Why a device of the machine cannot be there.
 #[derive(Debug, Error)]
-#[error("`--disk {}`: {why}", path.display())]
-pub struct DiskError {
-    /// The file, or the server's socket.
-    pub path: PathBuf,
-    /// The reason.
-    pub why: WhyNot,
+pub enum DeviceError {
+    /// A disk.
+    #[error("`--disk {}`: {why}", path.display())]
+    Disk {
+        /// The file, or the server's socket.
+        path: PathBuf,
+        /// The reason.
+        why: WhyNot,
+    },
+    /// A switch.
+    #[error(
+        "`--net switch:{}`: {why}; start `twofold switch --listen {}` first, or give the socket of one that runs",
+        path.display(), path.display()
+    )]
+    NoSwitch {
+        /// The switch's socket.
+        path: PathBuf,
+        /// The system's error.
+        why: io::Error,
+    },
 }
 
 /// Why a file is no disk.
@@ -124,20 +160,39 @@ pub enum WhyNot {
     /// Its size.
     #[error("it has {0} bytes; a disk has a multiple of {SECTOR}, and at least one sector")]
     Size(u64),
-    /// It is the file of another disk, and one of them is written.
-    #[error("two disks have this file; give each one of its own, or add `,ro` to both")]
+    /// The numbers of a part.
+    #[error("`offset` and `size` are multiples of {SECTOR} bytes, and the size is not 0")]
+    Part,
+    /// The part ends behind the end.
+    #[error("the part ends at byte {end}, and the file has {size}; give a smaller `offset` or `size`")]
+    Short {
+        /// The end of the part; its start, if it goes to the end of the file.
+        end: u64,
+        /// The file's bytes.
+        size: u64,
+    },
+    /// Disks have bytes in common, and one of them is written.
+    #[error(
+        "two disks have this file, or parts of it that overlap; give each one of its own (`offset=` and `size=` take a \
+         part), or add `,ro` to both"
+    )]
     Twice,
 }
 
 impl HostDevices {
-    /// Checks the files of the disks.
+    /// Checks the files of the disks, and whether switches listen.
     ///
     /// # Errors
     ///
     /// The first that cannot be used, with the reason.
-    pub fn check(&self) -> Result<(), DiskError> {
-        for (number, disk) in self.disks.iter().enumerate() {
-            disk.check(&self.disks[..number]).map_err(|why| DiskError { path: disk.path().to_owned(), why })?;
+    pub fn check(&self) -> Result<(), DeviceError> {
+        for disk in &self.disks {
+            disk.check().map_err(|why| DeviceError::Disk { path: disk.path().to_owned(), why })?;
+        }
+        for card in &self.cards {
+            if let Network::Switch(path) = &card.network {
+                UnixStream::connect(path).map_err(|why| DeviceError::NoSwitch { path: path.clone(), why })?;
+            }
         }
         Ok(())
     }
@@ -145,15 +200,17 @@ impl HostDevices {
     /// QEMU's arguments.
     pub(crate) fn add(&self, add: &mut impl FnMut(&str, OsString)) {
         for (number, disk) in self.disks.iter().enumerate() {
-            let HostDisk { serial, backing, is_read_only } = disk;
-            let access = if *is_read_only { "on" } else { "off" };
+            let HostDisk { serial, backing, .. } = disk;
+            let access = if disk.is_read_only() { "on" } else { "off" };
             let place = match backing {
                 Backing::Server(_) => "file.driver=nbd,file.server.type=unix,file.server.path=",
                 _ => "file.driver=file,file.filename=",
             };
             let head = format!("driver=raw,node-name=disk{number},read-only={access},discard=unmap,{place}");
             add("-blockdev", joined(&head, disk.path()));
-            add("-device", format!("virtio-blk-device,drive=disk{number},serial={serial}").into());
+            // By default QEMU stops the machine, so all guests, if the host's disk is full.
+            let errors = "rerror=report,werror=report";
+            add("-device", format!("virtio-blk-device,drive=disk{number},serial={serial},{errors}").into());
         }
         for (number, HostCard { mac, network }) in self.cards.iter().enumerate() {
             match network {
@@ -179,9 +236,14 @@ impl HostDevices {
         let mut all = Self::default();
         for (guest, settings) in guests.iter().enumerate() {
             for (number, disk) in settings.devices.disks.iter().enumerate() {
-                if !matches!(disk.backing, Backing::Memory(_)) {
-                    let serial = serial(guest, number);
-                    all.disks.push(HostDisk { serial, backing: disk.backing.clone(), is_read_only: disk.is_read_only });
+                if matches!(disk.backing, Backing::Memory(_)) {
+                    continue;
+                }
+                let serial = serial(guests, guest, number);
+                let part = HostPart { part: disk.part, is_read_only: disk.is_read_only };
+                match all.disks.iter_mut().find(|other| other.serial == serial) {
+                    Some(shared) => shared.parts.push(part),
+                    None => all.disks.push(HostDisk { serial, backing: disk.backing.clone(), parts: vec![part] }),
                 }
             }
         }
@@ -195,6 +257,11 @@ impl HostDevices {
 }
 
 impl HostDisk {
+    /// Nothing writes to it.
+    fn is_read_only(&self) -> bool {
+        self.parts.iter().all(|part| part.is_read_only)
+    }
+
     fn path(&self) -> &Path {
         match &self.backing {
             Backing::File(path) | Backing::Server(path) => path,
@@ -202,26 +269,50 @@ impl HostDisk {
         }
     }
 
-    fn check(&self, others: &[Self]) -> Result<(), WhyNot> {
+    fn check(&self) -> Result<(), WhyNot> {
+        for (number, HostPart { part, is_read_only }) in self.parts.iter().enumerate() {
+            if !part.is_possible() {
+                return Err(WhyNot::Part);
+            }
+            let is_shared = |other: &HostPart| !(*is_read_only && other.is_read_only) && part.overlaps(&other.part);
+            if self.parts[..number].iter().any(is_shared) {
+                return Err(WhyNot::Twice);
+            }
+        }
         if let Backing::Server(path) = &self.backing {
             let is_there = path.metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
+            // Only the hypervisor learns the size of what it serves.
             return if is_there { Ok(()) } else { Err(WhyNot::NoServer) };
         }
-        let file = File::options().read(true).write(!self.is_read_only).open(self.path())?;
+        let file = File::options().read(true).write(!self.is_read_only()).open(self.path())?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(WhyNot::NoFile);
         }
-        if metadata.len() == 0 || !metadata.len().is_multiple_of(SECTOR) {
-            return Err(WhyNot::Size(metadata.len()));
+        let size = metadata.len();
+        if size == 0 || !size.is_multiple_of(SECTOR) {
+            return Err(WhyNot::Size(size));
         }
-        let path = self.path().canonicalize()?;
-        for other in others {
-            if !(self.is_read_only && other.is_read_only) && other.path().canonicalize()? == path {
-                return Err(WhyNot::Twice);
-            }
+        match self.parts.iter().map(|part| part.part.least_end()).find(|end| *end > size) {
+            Some(end) => Err(WhyNot::Short { end, size }),
+            None => Ok(()),
         }
-        Ok(())
+    }
+}
+
+impl Part {
+    fn is_possible(&self) -> bool {
+        self.offset.is_multiple_of(SECTOR) && self.size.is_none_or(|size| size != 0 && size.is_multiple_of(SECTOR))
+    }
+
+    /// The byte behind it; without a size, behind its first sector.
+    fn least_end(&self) -> u64 {
+        self.offset.saturating_add(self.size.unwrap_or(SECTOR))
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        let end = |part: &Self| part.size.map_or(u64::MAX, |size| part.offset.saturating_add(size));
+        self.offset < end(other) && other.offset < end(self)
     }
 }
 
@@ -238,16 +329,18 @@ fn joined(head: &str, path: &Path) -> OsString {
 }
 
 /// The record of a guest's disk.
-pub(crate) fn disk(guest: usize, number: usize, disk: &Disk) -> bundle::Disk {
-    let serial = serial(guest, number);
+pub(crate) fn disk(guests: &[GuestSettings], guest: usize, number: usize) -> bundle::Disk {
+    let disk = &guests[guest].devices.disks[number];
+    let serial = serial(guests, guest, number);
     let mut id = [0; bundle::disk::ID_MAX];
     id[..serial.len()].copy_from_slice(serial.as_bytes());
-    let (kind, sectors) = match disk.backing {
-        Backing::File(_) | Backing::Server(_) => (bundle::disk::HOST, 0),
-        Backing::Memory(bytes) => (bundle::disk::MEMORY, bytes / SECTOR),
+    let Part { offset, size } = disk.part;
+    let (kind, start, sectors) = match disk.backing {
+        Backing::File(_) | Backing::Server(_) => (bundle::disk::HOST, offset / SECTOR, size.unwrap_or(0) / SECTOR),
+        Backing::Memory(bytes) => (bundle::disk::MEMORY, 0, bytes / SECTOR),
     };
     let flags = if disk.is_read_only { bundle::disk::READ_ONLY } else { 0 };
-    bundle::Disk { kind: kind.into(), flags: flags.into(), id, start: 0.into(), sectors: sectors.into() }
+    bundle::Disk { kind: kind.into(), flags: flags.into(), id, start: start.into(), sectors: sectors.into() }
 }
 
 /// The record of a guest's network card.
@@ -272,8 +365,28 @@ pub(crate) fn networks(guests: &[GuestSettings]) -> Vec<&Network> {
     all
 }
 
-fn serial(guest: usize, number: usize) -> String {
+/// The serial number of a guest's disk: that of the first one with the same file or server.
+fn serial(guests: &[GuestSettings], guest: usize, number: usize) -> String {
+    let backing = &guests[guest].devices.disks[number].backing;
+    let mut places = guests.iter().enumerate().flat_map(|(guest, settings)| {
+        settings.devices.disks.iter().enumerate().map(move |(number, disk)| (guest, number, &disk.backing))
+    });
+    let first = places.find(|(_, _, other)| backing.is_same(other));
+    let (guest, number) = first.map_or((guest, number), |(guest, number, _)| (guest, number));
     format!("twofold-{guest}-{number}")
+}
+
+impl Backing {
+    /// Whether both are the same file or server. Disks in memory have nothing in common.
+    fn is_same(&self, other: &Self) -> bool {
+        let place = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        match (self, other) {
+            (Self::File(one), Self::File(other)) | (Self::Server(one), Self::Server(other)) => {
+                place(one) == place(other)
+            }
+            _ => core::ptr::eq(self, other),
+        }
+    }
 }
 
 /// Addresses that are administered locally: the second bit of the first byte.
@@ -290,12 +403,20 @@ mod tests {
     use super::*;
     use crate::guest::tests::GuestFiles;
 
-    fn host_disk(file: PathBuf, is_read_only: bool) -> HostDisk {
-        HostDisk { serial: "twofold-0-0".to_owned(), backing: Backing::File(file), is_read_only }
+    const WHOLE: Part = Part { offset: 0, size: None };
+
+    fn host_disk(file: PathBuf, parts: &[(Part, bool)]) -> HostDisk {
+        let parts = parts.iter().map(|(part, is_read_only)| HostPart { part: *part, is_read_only: *is_read_only });
+        HostDisk { serial: "twofold-0-0".to_owned(), backing: Backing::File(file), parts: parts.collect() }
     }
 
     fn server(socket: &Path) -> HostDisk {
-        HostDisk { backing: Backing::Server(socket.to_owned()), ..host_disk(PathBuf::new(), false) }
+        HostDisk { backing: Backing::Server(socket.to_owned()), ..host_disk(PathBuf::new(), &[(WHOLE, false)]) }
+    }
+
+    fn why(disk: HostDisk) -> String {
+        let devices = HostDevices { disks: vec![disk], cards: Vec::new() };
+        devices.check().err().map(|error| error.to_string()).unwrap_or_default()
     }
 
     #[test]
@@ -303,31 +424,68 @@ mod tests {
         let files = GuestFiles::new();
         let (good, odd, empty) =
             (files.write("good", &[0; 1024]), files.write("odd", &[0; 1000]), files.write("e", &[]));
-        let why = |disks: &[HostDisk]| {
-            let devices = HostDevices { disks: disks.to_vec(), cards: Vec::new() };
-            devices.check().err().map(|error| error.to_string()).unwrap_or_default()
-        };
-        assert_eq!(why(&[host_disk(good.clone(), false)]), "");
-        assert_eq!(why(&[host_disk(good.clone(), true), host_disk(good.clone(), true)]), "");
-        for (disks, expected) in [
-            (vec![host_disk(files.path("none"), false)], "none`: No such file"),
-            (vec![host_disk(files.path(""), true)], "it is no file"),
-            (vec![host_disk(odd, false)], "odd`: it has 1000 bytes"),
-            (vec![host_disk(empty, false)], "it has 0 bytes"),
-            (vec![host_disk(good.clone(), true), host_disk(files.path("./good"), false)], "two disks have this file"),
-            (vec![server(&good)], "good`: no NBD server listens there"),
-            (vec![server(&files.path("none"))], "no NBD server listens there"),
+        assert_eq!(why(host_disk(good.clone(), &[(WHOLE, false)])), "");
+        assert_eq!(why(host_disk(good.clone(), &[(WHOLE, true), (WHOLE, true)])), "");
+        for (disk, expected) in [
+            (host_disk(files.path("none"), &[(WHOLE, false)]), "none`: No such file"),
+            (host_disk(files.path(""), &[(WHOLE, true)]), "it is no file"),
+            (host_disk(odd, &[(WHOLE, false)]), "odd`: it has 1000 bytes"),
+            (host_disk(empty, &[(WHOLE, false)]), "it has 0 bytes"),
+            (host_disk(good.clone(), &[(WHOLE, true), (WHOLE, false)]), "two disks have this file"),
+            (server(&good), "good`: no NBD server listens there"),
+            (server(&files.path("none")), "no NBD server listens there"),
         ] {
-            assert!(why(&disks).contains(expected), "{}", why(&disks));
+            assert!(why(disk).contains(expected), "{expected}");
         }
         let socket = files.path("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        assert_eq!(why(&[server(&socket), host_disk(good, false)]), "");
+        assert_eq!(why(server(&socket)), "");
+    }
+
+    #[test]
+    fn parts_are_inside_and_apart_unless_all_only_read() {
+        let files = GuestFiles::new();
+        let file = files.write("disk", &[0; 4096]);
+        let part = |offset, size| Part { offset, size };
+        let of = |parts: &[(Part, bool)]| why(host_disk(file.clone(), parts));
+        assert_eq!(of(&[(part(512, Some(512)), false), (part(1024, None), false), (part(0, Some(512)), true)]), "");
+        assert_eq!(of(&[(part(3584, None), false), (part(0, Some(3584)), false)]), "");
+        assert_eq!(of(&[(part(0, None), true), (part(512, Some(512)), true)]), "");
+        for (parts, expected) in [
+            (&[(part(256, None), false)][..], "multiples of 512 bytes"),
+            (&[(part(0, Some(100)), false)], "multiples of 512 bytes"),
+            (&[(part(0, Some(0)), false)], "the size is not 0"),
+            (&[(part(512, Some(4096)), false)], "the part ends at byte 4608, and the file has 4096"),
+            (&[(part(4096, None), false)], "ends at byte 4608"),
+            (&[(part(u64::MAX - 511, Some(1024)), false)], "and the file has 4096"),
+            (&[(part(0, Some(1024)), false), (part(512, Some(512)), false)], "parts of it that overlap"),
+            (&[(part(512, Some(512)), false), (part(0, Some(1024)), true)], "parts of it that overlap"),
+            (&[(part(3584, Some(512)), false), (part(0, None), true)], "parts of it that overlap"),
+        ] {
+            assert!(of(parts).contains(expected), "{expected}: {}", of(parts));
+        }
+    }
+
+    #[test]
+    fn a_switch_has_to_listen() {
+        let files = GuestFiles::new();
+        let socket = files.path("switch");
+        let card = HostCard { mac: uplink(0), network: Network::Switch(socket.clone()) };
+        let devices = HostDevices { disks: Vec::new(), cards: vec![card] };
+        let error = devices.check().unwrap_err().to_string();
+        let socket_name = socket.display();
+        assert!(error.starts_with(&format!("`--net switch:{socket_name}`: No such file")), "{error}");
+        assert!(error.contains(&format!("start `twofold switch --listen {socket_name}` first")), "{error}");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(devices.check().is_ok());
+        drop(listener);
+        // The socket is there, and nothing listens.
+        assert!(devices.check().unwrap_err().to_string().contains("onnection refused"));
     }
 
     #[test]
     fn qemu_is_given_each_device() {
-        let disk = host_disk("a,b.img".into(), true);
+        let disk = host_disk("a,b.img".into(), &[(WHOLE, true)]);
         let forwards = vec!["tcp:127.0.0.1:8022-:22".to_owned()];
         let cards = [(uplink(0), Network::User { forwards }), (uplink(3), Network::Switch("s,w".into()))];
         let cards = cards.map(|(mac, network)| HostCard { mac, network }).to_vec();
@@ -338,10 +496,10 @@ mod tests {
             all,
             [
                 "-blockdev driver=raw,node-name=disk0,read-only=on,discard=unmap,file.driver=file,file.filename=a,,b.img",
-                "-device virtio-blk-device,drive=disk0,serial=twofold-0-0",
+                "-device virtio-blk-device,drive=disk0,serial=twofold-0-0,rerror=report,werror=report",
                 "-blockdev driver=raw,node-name=disk1,read-only=off,discard=unmap,file.driver=nbd,file.server.type=unix,\
                  file.server.path=s,,1",
-                "-device virtio-blk-device,drive=disk1,serial=twofold-0-0",
+                "-device virtio-blk-device,drive=disk1,serial=twofold-0-0,rerror=report,werror=report",
                 "-netdev user,id=net0,hostfwd=tcp:127.0.0.1:8022-:22",
                 "-device virtio-net-device,netdev=net0,mac=02:74:66:01:00:00",
                 "-netdev stream,id=net1,server=off,addr.type=unix,addr.path=s,,w",
@@ -354,18 +512,19 @@ mod tests {
     fn the_bundle_and_the_machine_agree() {
         let files = GuestFiles::new();
         let mut guests = vec![files.guest(), files.guest()];
-        let file = |name: &str| Disk { backing: Backing::File(files.path(name)), is_read_only: false };
+        let file = |name: &str| Disk { backing: Backing::File(files.path(name)), part: WHOLE, is_read_only: false };
         let user = Network::User { forwards: Vec::new() };
         guests[0].devices.disks = vec![file("a")];
         guests[0].devices.nets = vec![Network::Inner, user.clone()];
-        guests[1].devices.disks = vec![Disk { backing: Backing::Memory(1 << 20), is_read_only: true }, file("b")];
+        let memory = Disk { backing: Backing::Memory(1 << 20), part: WHOLE, is_read_only: true };
+        guests[1].devices.disks = vec![memory, file("b")];
         guests[1].devices.nets = vec![user.clone()];
         let host = HostDevices::of(&guests);
         let serials: Vec<_> = host.disks.iter().map(|disk| disk.serial.as_str()).collect();
         assert_eq!(serials, ["twofold-0-0", "twofold-1-1"]);
-        let record = disk(1, 1, &guests[1].devices.disks[1]);
+        let record = disk(&guests, 1, 1);
         assert_eq!(record.id[..11], *b"twofold-1-1");
-        assert_eq!(disk(1, 0, &guests[1].devices.disks[0]).sectors.get(), 2048);
+        assert_eq!(disk(&guests, 1, 0).sectors.get(), 2048);
         assert_eq!(host.cards, [HostCard { mac: uplink(1), network: user.clone() }]);
         let cards = [net(&guests, 0, 0, &Network::Inner), net(&guests, 0, 1, &user), net(&guests, 1, 0, &user)];
         assert_eq!(cards.map(|card| card.network.get()), [0, 1, 1]);

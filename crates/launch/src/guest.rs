@@ -15,7 +15,7 @@ use twofold_abi::bundle::{
 use twofold_abi::virt::{self, MAX_CPUS, RAM_BASE};
 use twofold_workload::policies::Policies;
 
-use crate::devices::{Backing, Devices, DiskError};
+use crate::devices::{Backing, DeviceError, Devices, Part};
 use crate::image::{Image, ImageError};
 use crate::initrd::{self, InitrdError};
 use crate::layout::{DoesNotFit, Layout};
@@ -207,9 +207,12 @@ pub enum GuestError {
     /// A disk in memory that is no whole number of sectors, or empty.
     #[error("a disk of {0} bytes in memory is not possible; give a multiple of {SECTOR} bytes (`--disk memory:SIZE`)")]
     MemoryDisk(u64),
-    /// A disk's file cannot be used.
+    /// A disk in memory of which a part is given.
+    #[error("a disk in memory is whole; leave `offset` and `size` out (`--disk memory:SIZE`)")]
+    MemoryPart,
+    /// A disk's file cannot be used, or no switch listens.
     #[error(transparent)]
-    DiskFile(#[from] DiskError),
+    Device(#[from] DeviceError),
     /// Too many network cards.
     #[error("{0} network cards are not possible; give at most {NETS_MAX} (`--net`)")]
     Nets(usize),
@@ -345,6 +348,9 @@ impl GuestSettings {
             {
                 return Err(GuestError::MemoryDisk(bytes));
             }
+            if matches!(disk.backing, Backing::Memory(_)) && disk.part != Part::default() {
+                return Err(GuestError::MemoryPart);
+            }
         }
         if nets.len() > NETS_MAX {
             return Err(GuestError::Nets(nets.len()));
@@ -432,7 +438,7 @@ pub(crate) mod tests {
     #[test]
     fn bad_settings_are_refused_with_advice() {
         let files = GuestFiles::new();
-        let disk = |bytes| Disk { backing: Backing::Memory(bytes), is_read_only: false };
+        let disk = |bytes| Disk { backing: Backing::Memory(bytes), part: Part::default(), is_read_only: false };
         let cases = [
             (refused(&files, |guest| guest.memory = 32 << 20), "at least 64M"),
             (refused(&files, |guest| guest.memory = 1 << 40), "at most 255G"),

@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use crate::devices::{Backing, Devices, Disk, Network};
+use crate::devices::{Backing, Devices, Disk, Network, Part};
 use crate::guest::GuestSettings;
 use crate::size::Size;
 
@@ -152,17 +152,25 @@ impl FromStr for Disk {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (backing, is_read_only) = match text.strip_suffix(",ro") {
-            Some(backing) => (backing, true),
-            None => (text, false),
-        };
+        let (mut backing, mut part, mut is_read_only) = (text, Part::default(), false);
+        // A file's name may have commas: only these words at the end are not part of it.
+        while let Some((rest, word)) = backing.rsplit_once(',') {
+            let bytes = |size: &str| size.parse::<Size>().map(Size::bytes).map_err(|why| format!("{word}: {why}"));
+            match word.split_once('=') {
+                None if word == "ro" => is_read_only = true,
+                Some(("offset", size)) => part.offset = bytes(size)?,
+                Some(("size", size)) => part.size = Some(bytes(size)?),
+                _ => break,
+            }
+            backing = rest;
+        }
         let backing = match (backing.strip_prefix("memory:"), backing.strip_prefix("nbd:")) {
             (Some(size), _) => Backing::Memory(size.parse::<Size>()?.bytes()),
             (_, Some(socket)) if !socket.is_empty() => Backing::Server(socket.into()),
             _ if backing.is_empty() => return Err("give a file, memory:SIZE, or nbd:SOCKET".to_owned()),
             _ => Backing::File(backing.into()),
         };
-        Ok(Self { backing, is_read_only })
+        Ok(Self { backing, part, is_read_only })
     }
 }
 
@@ -256,8 +264,8 @@ mod tests {
             kernel: Some("k".into()),
             initrd: Some(PathBuf::new()),
             disk: vec![
-                Disk { backing: Backing::File("a.img".into()), is_read_only: true },
-                Disk { backing: Backing::Memory(1 << 20), is_read_only: false },
+                Disk { backing: Backing::File("a.img".into()), part: Part::default(), is_read_only: true },
+                Disk { backing: Backing::Memory(1 << 20), part: Part::default(), is_read_only: false },
             ],
             net: vec![Net(Some(user)), Net(Some(Network::Inner))],
             ..named("web")
@@ -295,6 +303,18 @@ mod tests {
                 Ok(spec) => assert_eq!(format!("name={}", spec.name.unwrap_or_default()), word, "{text}"),
             }
         }
+    }
+
+    #[test]
+    fn a_disk_may_be_a_part_of_a_file() {
+        let disk = |text: &str| text.parse::<Disk>().unwrap();
+        let part = Part { offset: 1 << 20, size: Some(512 << 10) };
+        let expected = Disk { backing: Backing::File("a,b".into()), part, is_read_only: true };
+        assert_eq!(disk("a,b,offset=1M,size=512K,ro"), expected);
+        assert_eq!(disk("a,b,ro,size=512K,offset=1M"), expected);
+        assert_eq!(disk("nbd:s,offset=512").part, Part { offset: 512, size: None });
+        assert_eq!(disk("a,size=1M,x").backing, Backing::File("a,size=1M,x".into()));
+        assert_eq!("a,size=much".parse::<Disk>().unwrap_err().split_once(':').unwrap().0, "size=much");
     }
 
     #[test]

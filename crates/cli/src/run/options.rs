@@ -41,7 +41,8 @@ pub struct Options {
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
     /// A disk: FILE is a raw image, a multiple of 512 bytes; `,ro` behind it has nothing write to it. Or memory:SIZE, which
-    /// is lost at the end, or nbd:SOCKET, an NBD server. Again for more disks
+    /// is lost at the end, or nbd:SOCKET, an NBD server. `,offset=SIZE` and `,size=SIZE` behind a file or a server take a
+    /// part. Again for more disks
     #[arg(long, value_name = "FILE[,ro]|memory:SIZE|nbd:SOCKET")]
     pub disk: Vec<Disk>,
     /// A network card: `user` for the host's network, with ports of the host that lead in as

@@ -81,7 +81,7 @@ fn reset_in_flight(
     Ok(disk)
 }
 
-fn fill(bytes: &mut [u8], first: usize, round: u8) {
+pub(super) fn fill(bytes: &mut [u8], first: usize, round: u8) {
     for (number, sector) in bytes.chunks_mut(SECTOR_SIZE).enumerate() {
         for (place, byte) in sector.iter_mut().enumerate() {
             *byte = value(first + number, place, round);
@@ -89,7 +89,7 @@ fn fill(bytes: &mut [u8], first: usize, round: u8) {
     }
 }
 
-fn check(place: usize, bytes: &[u8], first: usize, round: u8) -> Result<(), Failure> {
+pub(super) fn check(place: usize, bytes: &[u8], first: usize, round: u8) -> Result<(), Failure> {
     for (number, sector) in bytes.chunks(SECTOR_SIZE).enumerate() {
         let is_good = sector.iter().enumerate().all(|(at, byte)| *byte == value(first + number, at, round));
         if !is_good {

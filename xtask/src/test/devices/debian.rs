@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use twofold_launch::devices::{Backing, Devices, Disk, Network};
+use twofold_launch::devices::{Backing, Devices, Disk, Network, Part};
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::{Driver, GuestSettings, Outcome, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
@@ -61,7 +61,7 @@ impl Guests {
             flags: 0,
             devices: Devices {
                 has_random: true,
-                disks: vec![Disk { backing: disk, is_read_only: false }],
+                disks: vec![Disk { backing: disk, part: Part::default(), is_read_only: false }],
                 ..Devices::default()
             },
             test: None,

@@ -14,7 +14,7 @@
 mod cut;
 mod debian;
 mod forgetful;
-mod nbd;
+pub(super) mod nbd;
 mod network;
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Serves a store to QEMU by the network block device protocol, at a Unix socket.
+//! Serves a disk's contents to QEMU by the network block device protocol, at a Unix socket.
 //!
 //! The handshake and the requests are those of the protocol's document (`doc/proto.md` of the project nbd): fixed newstyle,
 //! without structured replies. Requests are served one after the other, so a flush covers all writes that are answered.
@@ -13,24 +13,55 @@ use std::thread;
 
 use super::forgetful::Store;
 
-/// A served store.
+/// What is served. An error reaches the client with its number.
+pub trait Contents: Send + 'static {
+    /// The size in bytes, as a client learns it.
+    fn size(&self) -> u64;
+    /// Reads `bytes` from `position`.
+    fn read(&mut self, position: u64, bytes: &mut [u8]) -> io::Result<()>;
+    /// Writes `bytes` at `position`. With `is_forced` they are stable afterwards.
+    fn write(&mut self, position: u64, bytes: &[u8], is_forced: bool) -> io::Result<()>;
+    /// Makes all that was written stable.
+    fn flush(&mut self) -> io::Result<()>;
+}
+
+impl Contents for Store {
+    fn size(&self) -> u64 {
+        Self::size(self)
+    }
+
+    fn read(&mut self, position: u64, bytes: &mut [u8]) -> io::Result<()> {
+        Self::read(self, position, bytes)
+    }
+
+    fn write(&mut self, position: u64, bytes: &[u8], is_forced: bool) -> io::Result<()> {
+        Self::write(self, position, bytes, is_forced)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Self::flush(self);
+        Ok(())
+    }
+}
+
+/// A server of such contents.
 #[derive(Debug)]
-pub struct Server {
-    shared: Arc<Mutex<Shared>>,
+pub struct Server<C> {
+    shared: Arc<Mutex<Shared<C>>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    store: Store,
+struct Shared<C> {
+    contents: C,
     /// The cuts so far. A connection serves until the next one.
     cuts: u64,
 }
 
-impl Server {
-    /// Serves `store` at `socket`, which does not exist yet, until this program ends.
-    pub fn start(store: Store, socket: &Path) -> io::Result<Self> {
+impl<C: Contents> Server<C> {
+    /// Serves `contents` at `socket`, which does not exist yet, until this program ends.
+    pub fn start(contents: C, socket: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(socket)?;
-        let shared = Arc::new(Mutex::new(Shared { store, cuts: 0 }));
+        let shared = Arc::new(Mutex::new(Shared { contents, cuts: 0 }));
         let server = Self { shared: Arc::clone(&shared) };
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -42,19 +73,21 @@ impl Server {
         Ok(server)
     }
 
+    /// Runs `look` on the contents.
+    pub fn look<T>(&self, look: impl FnOnce(&C) -> T) -> T {
+        look(&lock(&self.shared).contents)
+    }
+}
+
+impl Server<Store> {
     /// Cuts the power: ends all connections' effects, and has the store forget. Returns whether there was something to
     /// forget.
     pub fn cut(&self) -> bool {
         let mut shared = lock(&self.shared);
         shared.cuts += 1;
-        let forgot = shared.store.has_volatile();
-        shared.store.cut();
+        let forgot = shared.contents.has_volatile();
+        shared.contents.cut();
         forgot
-    }
-
-    /// Runs `look` on the store.
-    pub fn look<T>(&self, look: impl FnOnce(&Store) -> T) -> T {
-        look(&lock(&self.shared).store)
     }
 }
 
@@ -98,10 +131,10 @@ mod request {
 const LENGTH_MAX: u32 = 64 << 20;
 const EINVAL: u32 = 22;
 
-fn serve(stream: &UnixStream, shared: &Mutex<Shared>) -> io::Result<()> {
+fn serve<C: Contents>(stream: &UnixStream, shared: &Mutex<Shared<C>>) -> io::Result<()> {
     let (size, cuts) = {
         let shared = lock(shared);
-        (shared.store.size(), shared.cuts)
+        (shared.contents.size(), shared.cuts)
     };
     let (mut from, mut to) = (BufReader::new(stream), stream);
     if !shake_hands(&mut from, &mut to, size)? {
@@ -129,19 +162,17 @@ fn serve(stream: &UnixStream, shared: &Mutex<Shared>) -> io::Result<()> {
             if shared.cuts != cuts {
                 return Ok(());
             }
-            let store = &mut shared.store;
+            let contents = &mut shared.contents;
             match kind {
-                request::READ => store.read(position, &mut bytes),
-                request::WRITE | request::WRITE_ZEROES => store.write(position, &bytes, is_forced),
-                request::FLUSH => {
-                    store.flush();
-                    Ok(())
-                }
+                request::READ => contents.read(position, &mut bytes),
+                request::WRITE | request::WRITE_ZEROES => contents.write(position, &bytes, is_forced),
+                request::FLUSH => contents.flush(),
                 _ => Err(io::ErrorKind::InvalidInput.into()),
             }
         };
         let mut answer = REPLY_MAGIC.to_be_bytes().to_vec();
-        answer.extend(if done.is_ok() { 0 } else { EINVAL }.to_be_bytes());
+        let number = |error: &io::Error| error.raw_os_error().map_or(EINVAL, i32::cast_unsigned);
+        answer.extend(done.as_ref().map_or_else(number, |()| 0).to_be_bytes());
         answer.extend(handle);
         if kind == request::READ && done.is_ok() {
             answer.extend(bytes);
@@ -197,7 +228,7 @@ fn array<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+fn lock<C>(shared: &Mutex<Shared<C>>) -> MutexGuard<'_, Shared<C>> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -15,13 +15,15 @@
 //! | [`shares`] | what the scheduler gives to guests, and to vCPUs that contend for a lock |
 //! | [`stolen`] | stolen time as guests read it |
 //! | [`virtio`] | virtio devices, with bare-metal drivers |
-//! | [`host_devices`] | files of the host and QEMU's network behind them |
+//! | [`host_devices`] | files of the host, parts of them, and QEMU's network behind them |
+//! | [`disk_errors`] | disks of the host that fail, or become smaller |
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
 mod command;
 mod commands;
 mod consoles;
+mod disk_errors;
 mod firmware;
 mod host_devices;
 mod isolation;
@@ -130,6 +132,8 @@ const TESTS: &[(&str, Depth, Test)] = &[
     }),
     ("isolation::hypercalls_at_random", Depth::Full, |machines| isolation::hypercalls(machines, 20_000)),
     ("files_and_a_card_behind_the_devices_of_two_guests", Depth::Quick, host_devices::files_and_uplink),
+    ("parts_of_a_file_behind_the_disks_of_two_guests", Depth::Quick, host_devices::parts),
+    ("errors_of_a_disk_reach_its_guest_and_nothing_else", Depth::Quick, disk_errors::reach_their_guest),
     ("virtio_devices_of_two_guests", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Counted)),
     ("virtio_devices_of_two_guests_on_two_cpus", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Real)),
     ("firmware::u_boot_is_a_guest", Depth::Quick, firmware::u_boot),

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, ensure};
 use twofold_abi::bundle::flags;
-use twofold_launch::devices::{Backing, Devices, Disk, Network};
+use twofold_launch::devices::{Backing, Devices, Disk, Network, Part};
 use twofold_launch::{GuestSettings, Outcome};
 use twofold_workspace::output;
 
@@ -37,7 +37,7 @@ fn guest(machines: &Machines, name: &str) -> GuestSettings {
 
 /// A device of each kind, and a disk that is read-only.
 pub fn devices() -> Devices {
-    let disk = |bytes, is_read_only| Disk { backing: Backing::Memory(bytes), is_read_only };
+    let disk = |bytes, is_read_only| Disk { backing: Backing::Memory(bytes), part: Part::default(), is_read_only };
     Devices {
         has_console: true,
         has_random: true,

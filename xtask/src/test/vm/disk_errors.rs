@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `vm`: disks of the machine that fail a request now and then, or become smaller while guests use them. The guest
+//! sees an I/O error for each request that failed, and nothing else does.
+//!
+//! The disks are those of an NBD server of this program. It counts what it fails; the guest counts what it sees fail.
+
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use twofold_launch::GuestSettings;
+use twofold_launch::devices::{Backing, Devices, Disk, Part};
+
+use super::super::devices::nbd::{Contents, Server};
+use super::machines::{Clock, Machines};
+
+/// Bytes of a disk at first.
+const SIZE: usize = 1 << 20;
+/// Bytes of the one that becomes smaller.
+const LEFT: usize = 512 << 10;
+/// One request of this number fails.
+const EVERY: u64 = 1000;
+
+/// Errors of Linux's that the protocol has.
+const EIO: i32 = 5;
+const EINVAL: i32 = 22;
+const ENOSPC: i32 = 28;
+
+/// Contents of which requests fail.
+#[derive(Debug)]
+struct Faulty {
+    bytes: Vec<u8>,
+    /// Requests so far.
+    requests: u64,
+    /// Requests that failed.
+    failures: u64,
+    /// Each request with a multiple of this number fails.
+    every: u64,
+    /// After this number of requests only [`LEFT`] bytes are left.
+    shrinks_after: u64,
+}
+
+impl Faulty {
+    fn new(every: u64, shrinks_after: u64) -> Self {
+        Self { bytes: vec![0; SIZE], requests: 0, failures: 0, every, shrinks_after }
+    }
+
+    /// Counts a request. `beyond` is its error if it is behind the end.
+    fn admit(&mut self, position: u64, length: usize, beyond: i32) -> io::Result<std::ops::Range<usize>> {
+        self.requests += 1;
+        if self.requests == self.shrinks_after {
+            self.bytes.truncate(LEFT);
+        }
+        let range = position as usize..position as usize + length;
+        let error = match () {
+            () if range.end > self.bytes.len() => beyond,
+            () if self.requests.is_multiple_of(self.every) => EIO,
+            () => return Ok(range),
+        };
+        self.failures += 1;
+        Err(io::Error::from_raw_os_error(error))
+    }
+}
+
+impl Contents for Faulty {
+    fn size(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read(&mut self, position: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let range = self.admit(position, bytes.len(), EINVAL)?;
+        bytes.copy_from_slice(&self.bytes[range]);
+        Ok(())
+    }
+
+    fn write(&mut self, position: u64, bytes: &[u8], _: bool) -> io::Result<()> {
+        // A host without room: by default QEMU stops the machine then.
+        let range = self.admit(position, bytes.len(), ENOSPC)?;
+        self.bytes[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.admit(0, 0, EIO).map(drop)
+    }
+}
+
+/// Three guests: one with a disk that fails one request in a thousand, one with a disk that shrinks, and one with a file.
+pub fn reach_their_guest(machines: &Machines) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let guest = |name: &str, program: &str, backing: Backing| {
+        let disks = vec![Disk { backing, part: Part::default(), is_read_only: false }];
+        GuestSettings { devices: Devices { disks, ..Devices::default() }, ..machines.bare(name, 1, program) }
+    };
+    let server = |name: &str, contents: Faulty| -> anyhow::Result<(Server<Faulty>, Backing)> {
+        let socket = directory.path().join(name);
+        Ok((Server::start(contents, &socket).context("no NBD server")?, Backing::Server(socket)))
+    };
+    // A piece of the guest's is two sectors, which it writes and reads: the shrinking one shrinks in its second round.
+    let requests_of_a_round = (SIZE / 1024 * 2) as u64;
+    let (fails, failing) = server("fails", Faulty::new(EVERY, u64::MAX))?;
+    let (shrinks, shrinking) = server("shrinks", Faulty::new(u64::MAX, requests_of_a_round * 3 / 2))?;
+    let file = file(directory.path())?;
+    let guests = vec![
+        guest("fails", "failing=1", failing),
+        guest("shrinks", "failing=3", shrinking),
+        guest("beside", "virtio=1", file),
+    ];
+    let outcome = machines.checked(guests, Clock::Real)?;
+    let console = outcome.console.tail(usize::MAX);
+    let all = console.join("\n");
+    let sectors = SIZE / 512;
+    for (server, left, least) in [(&fails, sectors, requests_of_a_round / EVERY), (&shrinks, LEFT / 512, 1)] {
+        let failures = server.look(|contents| contents.failures);
+        ensure!(failures >= least, "only {failures} requests failed");
+        let line = format!("virtio: {left} of {sectors} sectors are left, and {failures} requests failed");
+        ensure!(console.iter().any(|had| had.ends_with(&line)), "no line {line:?}:\n{all}");
+    }
+    Ok(())
+}
+
+fn file(directory: &Path) -> anyhow::Result<Backing> {
+    let path = directory.join("beside");
+    std::fs::write(&path, vec![0; SIZE]).context("cannot write a disk")?;
+    Ok(Backing::File(path))
+}
