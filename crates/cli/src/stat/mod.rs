@@ -3,6 +3,7 @@
 //!
 //! Invariant: the terminal has its settings again, however the command ends.
 
+mod keys;
 mod metrics;
 mod rates;
 mod view;
@@ -12,12 +13,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
+use rustix::io::Errno;
 use twofold_bench::output;
 use twofold_launch::Stop;
 use twofold_launch::socket::{Remote, SocketError};
 
 use crate::signals;
+use keys::Key;
 use rates::Rates;
 
 /// Options of `stat`.
@@ -93,16 +95,11 @@ fn screen(remote: &Remote, interval: Duration, stop: &Stop) -> anyhow::Result<Ex
         let mut next = Instant::now() + interval;
         while !stop.is_requested() {
             terminal.draw(|frame| view::draw(frame, &rates, chosen))?;
-            if event::poll(POLL.min(next.saturating_duration_since(Instant::now())))?
-                && let Event::Key(key) = event::read()?
-            {
-                let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
-                match key.code {
-                    KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
-                    KeyCode::Char('c' | 'd') if is_control => return Ok(()),
-                    KeyCode::Down => chosen = (chosen + 1).min(rates.guests.len().saturating_sub(1)),
-                    KeyCode::Up => chosen = chosen.saturating_sub(1),
-                    _ => {}
+            for key in keys::wait(io::stdin(), POLL.min(next.saturating_duration_since(Instant::now())))? {
+                match key {
+                    Key::Leave => return Ok(()),
+                    Key::Down => chosen = (chosen + 1).min(rates.guests.len().saturating_sub(1)),
+                    Key::Up => chosen = chosen.saturating_sub(1),
                 }
             }
             if Instant::now() >= next {
@@ -115,13 +112,19 @@ fn screen(remote: &Remote, interval: Duration, stop: &Stop) -> anyhow::Result<Ex
         Ok(())
     };
     let followed = follow();
-    ratatui::try_restore()?;
-    match followed {
+    let restored = ratatui::try_restore();
+    match followed.and(restored.map_err(Into::into)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(why) if is_gone(&why) => Ok(ExitCode::SUCCESS),
         Err(why) if why.downcast_ref::<SocketError>().is_some() => {
             output::line("The guests have ended.")?;
             Ok(ExitCode::SUCCESS)
         }
         Err(why) => Err(why),
     }
+}
+
+/// The terminal is gone, so nothing reads an error or has settings to restore.
+fn is_gone(why: &anyhow::Error) -> bool {
+    why.downcast_ref::<io::Error>().is_some_and(|why| why.raw_os_error() == Some(Errno::IO.raw_os_error()))
 }
