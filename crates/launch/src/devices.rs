@@ -197,8 +197,8 @@ impl HostDevices {
         Ok(())
     }
 
-    /// QEMU's arguments.
-    pub(crate) fn add(&self, add: &mut impl FnMut(&str, OsString)) {
+    /// QEMU's arguments, each an option with its value.
+    pub fn add(&self, add: &mut impl FnMut(&str, OsString)) {
         for (number, disk) in self.disks.iter().enumerate() {
             let HostDisk { serial, backing, .. } = disk;
             let access = if disk.is_read_only() { "on" } else { "off" };

@@ -2,9 +2,11 @@
 //! The suite `vm`: Debian's U-Boot, unmodified, as a guest that starts in a firmware.
 
 use std::ffi::OsString;
+use std::fs;
 
 use anyhow::ensure;
 use twofold_abi::bundle::flags;
+use twofold_launch::devices::{Backing, Disk, Network, Part};
 use twofold_launch::{Bundle, machine};
 use twofold_workspace::{build, firmware};
 
@@ -12,8 +14,8 @@ use super::machines::Machines;
 use super::typed::{PROMPT, Typed};
 use super::virtio;
 
-/// U-Boot finds its device tree, its RAM and its virtio disks; writes to both banks of the flash; begins anew after it has
-/// overwritten its own flash; and switches itself off.
+/// U-Boot finds its device tree, its RAM and its virtio disks; reads a file system; has an address and an answer from the host's
+/// network; writes to both banks of the flash; begins anew after it has overwritten its own flash; and switches itself off.
 pub fn u_boot(machines: &Machines) -> anyhow::Result<()> {
     let workspace = machines.workspace();
     let directory = tempfile::Builder::new().prefix("firmware-").tempdir_in(workspace.runs()?)?;
@@ -22,6 +24,11 @@ pub fn u_boot(machines: &Machines) -> anyhow::Result<()> {
     guest.memory = 192 << 20;
     guest.flags = flags::RESTART;
     guest.devices = virtio::devices();
+    let volume = directory.path().join("volume");
+    fs::write(&volume, fat())?;
+    let volume = Disk { backing: Backing::File(volume), part: Part::default(), is_read_only: true };
+    guest.devices.disks.push(volume);
+    guest.devices.nets = vec![Network::User { forwards: Vec::new() }];
     let bundle = Bundle::write(&[guest], &directory.path().join("guest.bundle"))?;
 
     let mut arguments: Vec<OsString> = Vec::new();
@@ -31,6 +38,8 @@ pub fn u_boot(machines: &Machines) -> anyhow::Result<()> {
     add("-m", "1G".into());
     add("-kernel", workspace.image(build::HYPERVISOR.name).into());
     add("-initrd", bundle.path.into());
+    add("-global", "virtio-mmio.force-legacy=false".into());
+    bundle.devices.add(&mut add);
     let mut machine = Typed::start(machines.qemu(), arguments)?;
 
     to_prompt(&mut machine)?;
@@ -41,6 +50,8 @@ pub fn u_boot(machines: &Machines) -> anyhow::Result<()> {
     let version = answer(&mut machine, "version")?;
     ensure!(version.contains("U-Boot 20"), "{version}");
     disks(&mut machine)?;
+    file_system(&mut machine)?;
+    network(&mut machine)?;
     // There is no flash that takes commands: it is refused, and nothing aborts.
     let saved = answer(&mut machine, "saveenv")?;
     ensure!(!saved.contains("OK"), "{saved}");
@@ -80,6 +91,47 @@ fn disks(machine: &mut Typed) -> anyhow::Result<()> {
     ensure!(!transfer(machine, "virtio write 0x48000000 0 8")?, "the second disk is written");
     ensure!(transfer(machine, "virtio read 0x48100000 0 8")?, "the second disk is not read");
     Ok(())
+}
+
+/// The third disk is a file of the host's. U-Boot lists its FAT file system, and loads the one file.
+fn file_system(machine: &mut Typed) -> anyhow::Result<()> {
+    let listed = answer(machine, "ls virtio 2")?;
+    ensure!(listed.contains(&format!("{}   {NAME}", TEXT.len())) && listed.contains("1 file(s), 0 dir(s)"), "{listed}");
+    let loaded = answer(machine, &format!("load virtio 2 0x48000000 {NAME}"))?;
+    ensure!(loaded.contains(&format!("{} bytes read", TEXT.len())), "{loaded}");
+    let dumped = answer(machine, "md.b 0x48000000 0x10")?;
+    ensure!(dumped.contains(&TEXT[..16]), "{dumped}");
+    Ok(())
+}
+
+/// U-Boot gets an address from QEMU's network behind the hypervisor's, and the gateway answers.
+fn network(machine: &mut Typed) -> anyhow::Result<()> {
+    let bound = answer(machine, "setenv autoload no; dhcp")?;
+    ensure!(bound.contains("DHCP client bound to address 10.0.2.15"), "{bound}");
+    let pinged = answer(machine, "ping 10.0.2.2")?;
+    ensure!(pinged.contains("host 10.0.2.2 is alive"), "{pinged}");
+    Ok(())
+}
+
+const NAME: &str = "GREETING.TXT";
+const TEXT: &str = "From a FAT file system behind EL2.";
+
+/// A FAT12 file system of 64 sectors without partitions: boot sector, file allocation table, root directory, one file.
+fn fat() -> Vec<u8> {
+    let mut volume = vec![0; 64 * 512];
+    let mut put = |at: usize, bytes: &[u8]| volume[at..at + bytes.len()].copy_from_slice(bytes);
+    // Bytes of a sector, sectors of a cluster and before the table, tables, entries of the root, sectors, a fixed disk,
+    // sectors of a table.
+    put(0, b"\xeb\x3c\x90TWOFOLD ");
+    put(11, &[0, 2, 1, 1, 0, 1, 16, 0, 64, 0, 0xf8, 1, 0]);
+    put(36, b"\x80\0\x29\x01\x02\x03\x04NO NAME    FAT12   ");
+    put(510, &[0x55, 0xaa]);
+    // The third entry, of cluster 2, ends a file.
+    put(512, &[0xf8, 0xff, 0xff, 0xff, 0x0f]);
+    put(1024, b"GREETINGTXT\x20");
+    put(1024 + 26, &[2, 0, TEXT.len() as u8, 0, 0, 0]);
+    put(1536, TEXT.as_bytes());
+    volume
 }
 
 /// Types a line, and returns what comes before the next prompt.
