@@ -108,6 +108,24 @@ pub struct Header {
     pub guests: U32,
 }
 
+/// The head of a kernel that is no arm64 Image, which says itself where it goes, but a program for a fixed address. Its bytes
+/// start at [`ALIGN`] from the head. All numbers are little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Program {
+    /// The guest physical address of its first byte.
+    pub load: U64,
+    /// The guest physical address at which it starts.
+    pub entry: U64,
+    /// Zeros.
+    pub reserved: [u8; 40],
+    /// [`PROGRAM_MAGIC`], at the place of an arm64 Image's.
+    pub magic: [u8; 8],
+}
+
+/// The end of a [`Program`]; the last byte is its version.
+pub const PROGRAM_MAGIC: [u8; 8] = *b"TWOPROG\x01";
+
 /// One guest of a bundle. All numbers are little-endian, offsets are bytes from the start of the file.
 #[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

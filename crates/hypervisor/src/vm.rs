@@ -218,7 +218,7 @@ impl Vm {
             waits_trap,
         } = parts;
         let layout = &images.layout;
-        let boot = Start { entry: layout.kernel.raw(), argument: layout.device_tree.raw() };
+        let boot = Start { entry: layout.entry.raw(), argument: layout.device_tree.raw() };
         let affinities = vcpus.iter().map(|(mpidr, _)| mpidr & AFFINITY);
         let power = Mutex::new(Power::new(affinities, boot));
         let slot = |(index, (mpidr, entity)): (usize, &(u64, EntityId))| VcpuSlot {

@@ -158,7 +158,11 @@ impl Contents<'_> {
             return Ok(Parts { kernel: none, initrd: none, firmware: self.store(file, size)? });
         }
         let unreadable = |why| ImageError::Unreadable { path: guest.kernel.clone(), why };
-        let kernel_file = File::open(&guest.kernel).map_err(unreadable)?;
+        let kernel_file = match guest.program()? {
+            Some(program) => program.stored(),
+            None => File::open(&guest.kernel),
+        };
+        let kernel_file = kernel_file.map_err(unreadable)?;
         let kernel_size = kernel_file.metadata().map_err(unreadable)?.len();
         let kernel = self.store(kernel_file, kernel_size)?;
         let initrd = match &guest.initrd {

@@ -16,6 +16,7 @@ use twofold_abi::virt::{self, MAX_CPUS, RAM_BASE};
 use twofold_workload::policies::Policies;
 
 use crate::devices::{Backing, DeviceError, Devices, Part};
+use crate::elf::{ElfError, Program};
 use crate::image::{Image, ImageError};
 use crate::initrd::{self, InitrdError};
 use crate::layout::{DoesNotFit, Layout};
@@ -85,7 +86,7 @@ pub struct GuestSettings {
     pub weight: u32,
     /// A firmware in which the guest starts: then it has neither kernel nor initrd.
     pub firmware: Option<PathBuf>,
-    /// An uncompressed arm64 Image.
+    /// An uncompressed arm64 Image, or an ELF [program](crate::elf).
     pub kernel: PathBuf,
     /// The initrd, if there is one.
     pub initrd: Option<PathBuf>,
@@ -127,6 +128,9 @@ pub enum GuestError {
     /// The kernel is unreadable or not an arm64 Image.
     #[error(transparent)]
     Kernel(#[from] ImageError),
+    /// The kernel is an ELF file that is no program for a guest.
+    #[error(transparent)]
+    Elf(#[from] ElfError),
     /// The initrd is unreadable or not one.
     #[error(transparent)]
     Initrd(#[from] InitrdError),
@@ -298,7 +302,10 @@ impl GuestSettings {
             check_firmware(path)?;
             return Ok(Layout::of_firmware());
         }
-        let image = Image::open(&self.kernel)?;
+        let image = match self.program()? {
+            Some(program) => program.image(),
+            None => Image::open(&self.kernel)?,
+        };
         let layout = Layout::new(&image, self.initrd_size()?, self.memory)?;
         self.initrd.as_deref().map_or(Ok(()), initrd::check)?;
         Ok(layout)
@@ -362,6 +369,11 @@ impl GuestSettings {
             return Err(GuestError::CommandLineControl);
         }
         Ok(())
+    }
+
+    /// The program in the place of a kernel, if it is one.
+    pub(crate) fn program(&self) -> Result<Option<Program>, ElfError> {
+        Program::open(&self.kernel, self.memory)
     }
 
     pub(crate) fn initrd_size(&self) -> Result<u64, InitrdError> {

@@ -105,7 +105,7 @@ fn looks_like(head: &[u8]) -> &'static str {
         (b"\xfd7zXZ", "it is compressed with xz; uncompress it with `unxz`"),
         (b"\x28\xb5\x2f\xfd", "it is compressed with zstd; uncompress it with `unzstd`"),
         (b"BZh", "it is compressed with bzip2; uncompress it with `bunzip2`"),
-        (b"\x7fELF", "it is an ELF file; give arch/arm64/boot/Image of the kernel's build, not vmlinux"),
+        (b"\x7fELF", "it is an ELF file; give the image that is made from it"),
         (b"!<arch>\n", "it is a Debian package or an archive; give the vmlinuz inside it"),
         (b"070701", "it is a cpio archive; give it as the initrd"),
     ];
@@ -119,10 +119,11 @@ fn looks_like(head: &[u8]) -> &'static str {
             "it is an EFI program for another architecture; give an arm64 kernel"
         };
     }
-    KNOWN
-        .iter()
-        .find(|(magic, _)| head.starts_with(magic))
-        .map_or("bytes 56 to 59 are not \"ARM\\x64\"; give an uncompressed arm64 Image", |(_, what)| what)
+    KNOWN.iter().find(|(magic, _)| head.starts_with(magic)).map_or(
+        "bytes 56 to 59 are not \"ARM\\x64\"; give an uncompressed arm64 Image, or a program as an ELF file; a raw \
+             binary for address 0 is a firmware (`--firmware`)",
+        |(_, what)| what,
+    )
 }
 
 #[cfg(test)]
@@ -164,7 +165,7 @@ mod tests {
     fn says_what_else_it_is() {
         let cases: [(&[u8], &str); 7] = [
             (b"\x1f\x8b\x08", "gunzip"),
-            (b"\x7fELF\x02", "vmlinux"),
+            (b"\x7fELF\x02", "an ELF file"),
             (b"MZ\0\0zimg", "zboot"),
             (b"MZ\x90\0", "another architecture"),
             (b"\x28\xb5\x2f\xfd", "unzstd"),

@@ -4,7 +4,7 @@
 //! Every command that boots the hypervisor uses this launcher. A launch has these steps:
 //!
 //! 1. [`GuestSettings`] are checked on the host and written as a bundle file (modules [`guest`], [`devices`], [`image`],
-//!    [`initrd`], [`layout`], [`bundle`]). What a user writes becomes settings in [`spec`] and [`size`].
+//!    [`elf`], [`initrd`], [`layout`], [`bundle`]). What a user writes becomes settings in [`spec`] and [`size`].
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The hypervisor's end is the control channel ([`channel`]). Its lines become a [`Control`] with its [`Report`] of figures ([`report`]).
@@ -25,6 +25,7 @@ pub mod check;
 pub mod child;
 pub mod client;
 pub mod devices;
+pub mod elf;
 pub mod exits;
 pub mod experiment;
 #[cfg(test)]

@@ -9,6 +9,8 @@ use twofold_abi::virt;
 use twofold_memory::Pages;
 use twofold_stage2::Level;
 
+use crate::program::Program;
+
 /// What a guest is made from.
 #[derive(Clone, Copy, Debug)]
 pub struct Config<'a> {
@@ -165,9 +167,12 @@ impl<'a> Config<'a> {
         self.disks.len() + self.nets.len() + self.devices.count_ones() as usize
     }
 
-    /// What the guest starts in: its kernel, or its firmware.
+    /// What the guest starts in, as it is loaded: its kernel, or its firmware.
     pub fn program(&self) -> &'a [u8] {
-        if self.has_firmware() { self.firmware } else { self.kernel }
+        if self.has_firmware() {
+            return self.firmware;
+        }
+        Program::of(self.kernel).map_or(self.kernel, |program| program.bytes)
     }
 
     /// Whether the guest starts in a firmware.

@@ -6,6 +6,8 @@
 
 use thiserror::Error;
 
+use crate::program::Program;
+
 /// Why an image is not taken.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ImageError {
@@ -23,13 +25,16 @@ pub enum ImageError {
     Initrd([u8; 4]),
 }
 
-/// Checks a kernel.
+/// Checks a kernel. A program in its place is checked with the layout.
 pub fn check_kernel(kernel: &[u8]) -> Result<(), ImageError> {
     const MAGIC: usize = 56;
     const FLAGS: usize = 24;
     const BIG_ENDIAN: u8 = 1;
     if kernel.is_empty() {
         return Err(ImageError::NoKernel);
+    }
+    if Program::of(kernel).is_some() {
+        return Ok(());
     }
     if kernel.get(MAGIC..MAGIC + 4) == Some(b"ARM\x64") {
         return if kernel[FLAGS] & BIG_ENDIAN == 0 { Ok(()) } else { Err(ImageError::BigEndian) };

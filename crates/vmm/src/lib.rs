@@ -8,7 +8,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`bundle`], [`name`] | all guests of the image, read from the bundle; a guest's name |
-//! | [`config`], [`load`], [`device_tree`] | one guest's configuration, its place in memory, its device tree |
+//! | [`config`], [`load`], [`program`], [`device_tree`] | one guest's configuration, its place in memory, a program in the place of a kernel, its device tree |
 //! | [`guests`], [`images`] | several guests on one machine: what fits, and whether images are what they are given as |
 //! | [`agreement`] | the features that the guest's CPUs share, and the CPUs that must not run it |
 //! | [`calls`] | a guest's calls by HVC and SMC: which service answers, and what can be discovered |
@@ -41,6 +41,7 @@ pub mod load;
 pub mod mitigation;
 pub mod name;
 pub mod power;
+pub mod program;
 pub mod refusals;
 pub mod restart;
 pub mod scheduler;

@@ -3,7 +3,7 @@
 //! admitted fits.
 
 use proptest::prelude::*;
-use twofold_abi::virt;
+use twofold_abi::{bundle, virt};
 use twofold_memory::Pages;
 use twofold_vmm::config::{Config, TestMemory};
 use twofold_vmm::guests::{Admitted, Guest, Host, Missing, Refused, Why, admit, table_frames};
@@ -11,6 +11,7 @@ use twofold_vmm::images::{ImageError, check_initrd, check_kernel};
 use twofold_vmm::load::LoadError;
 use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::Weight;
+use zerocopy::IntoBytes;
 
 const HOST: Host = Host { free: 4 << 30, vmid_bits: 8, missing: None };
 const MIB: u64 = 1 << 20;
@@ -76,6 +77,41 @@ fn guests_that_fit_are_admitted_with_limits_of_their_own() {
     assert!(web.frames >= 512 * 256 + table_frames(&small) && web.frames < 520 * 256);
     assert!((web.frames + db.frames) * 4096 <= HOST.free);
     assert_eq!(web.layout.kernel.raw(), 0x4000_0000);
+}
+
+/// A program of 10 bytes for this address, with this entry.
+fn program(load: u64, entry: u64) -> Vec<u8> {
+    let head =
+        bundle::Program { load: load.into(), entry: entry.into(), reserved: [0; 40], magic: bundle::PROGRAM_MAGIC };
+    let mut kernel = head.as_bytes().to_vec();
+    kernel.resize(bundle::ALIGN as usize, 0);
+    kernel.extend(b"a program.");
+    kernel
+}
+
+#[test]
+fn a_program_goes_to_its_address_and_starts_at_its_entry() {
+    const AT: u64 = 0x4123_4568;
+    let kernel = program(AT, AT + 9);
+    let starts = Config { initrd: b"070701", ..config(&kernel) };
+    let layout = admit(&[one("program", &starts)], &HOST).unwrap()[0].layout;
+    let places = [layout.kernel, layout.entry, layout.initrd, layout.device_tree].map(|at| at.raw());
+    assert_eq!(places, [AT, AT + 9, 0x4140_0000, 0x4160_0000]);
+    assert_eq!(starts.program(), b"a program.");
+    for (load, entry) in [(AT, AT + 10), (AT, AT - 1), (0x3fff_ffff, 0x4000_0000), (u64::MAX, 0)] {
+        let kernel = program(load, entry);
+        let (why, text) = why(&one("program", &config(&kernel)));
+        assert_eq!(why, Why::Load(LoadError::Program { load, entry }), "{text}");
+    }
+    for load in [0x6000_0000, u64::MAX - 5] {
+        let kernel = program(load, load);
+        let (why, text) = why(&one("program", &config(&kernel)));
+        assert!(matches!(why, Why::Load(LoadError::DoesNotFit { what: "the kernel", .. })), "{text}");
+    }
+    let kernel = program(AT, AT);
+    let empty = &kernel[..bundle::ALIGN as usize];
+    assert!(matches!(why(&one("empty", &config(empty))).0, Why::Load(LoadError::Program { .. })));
+    assert!(check_kernel(&kernel[..bundle::ALIGN as usize - 1]).is_err());
 }
 
 /// The flash is part of what it may own, and needs no kernel.

@@ -11,7 +11,7 @@ const INITRD: Ipa = Ipa::new(0x4200_0000);
 const TREE: Ipa = Ipa::new(0x4400_0000);
 
 fn all(why: Why, has_initrd: bool) -> Vec<Step> {
-    steps(why, &Layout { kernel: KERNEL, initrd: INITRD, device_tree: TREE }, has_initrd).collect()
+    steps(why, &Layout { kernel: KERNEL, entry: KERNEL, initrd: INITRD, device_tree: TREE }, has_initrd).collect()
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn tree(cpus: &[u64]) -> DeviceTree {
         policies: 0,
     };
     let at = Ipa::new(virt::RAM_BASE);
-    let layout = Layout { kernel: at, initrd: at, device_tree: at };
+    let layout = Layout { kernel: at, entry: at, initrd: at, device_tree: at };
     let blob = device_tree::build(&config, &layout, cpus);
     DeviceTree::from_fdt(&Fdt::new(&blob).unwrap())
 }

@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 
 use arbitrary::{Result, Unstructured};
 use twofold_abi::bundle::{self, Header};
+use twofold_abi::virt::RAM_BASE;
 use twofold_launch::image::Image;
 use twofold_launch::{Bundle as Written, Devices, GuestError, GuestSettings, Pages, TestMemory, guest, layout};
 use twofold_vmm::bundle::{Bundle, BundleError};
 use twofold_vmm::config::Config;
 use twofold_vmm::guests::{Guest, Host, Refused, Why, admit};
+use twofold_vmm::program::Program;
 use twofold_vmm::{images, load};
 use twofold_workload::policies::Policies;
 use zerocopy::{FromBytes, IntoBytes};
@@ -86,8 +88,22 @@ fn check_layout(config: &Config<'_>) {
         }
         return;
     }
-    let head = &config.kernel[..config.kernel.len().min(64)];
-    let image = Image::parse(head, config.kernel.len() as u64);
+    let image = match Program::of(config.kernel) {
+        Some(Program { load, entry, bytes }) => {
+            let is_inside = load >= RAM_BASE && entry >= load && entry - load < bytes.len() as u64;
+            if !is_inside {
+                assert!(matches!(ours, Err(load::LoadError::Program { .. })), "{ours:?}");
+                return;
+            }
+            assert!(ours.as_ref().is_ok_and(|ours| ours.entry.raw() == entry) || ours.is_err());
+            let size = bytes.len() as u64;
+            Ok(Image { text_offset: load - RAM_BASE, image_size: size, file_size: size })
+        }
+        None => {
+            let head = &config.kernel[..config.kernel.len().min(64)];
+            Image::parse(head, config.kernel.len() as u64)
+        }
+    };
     let theirs = image.map(|image| layout::Layout::new(&image, config.initrd.len() as u64, config.memory));
     match (ours, theirs) {
         (Ok(ours), Ok(Ok(theirs))) => {

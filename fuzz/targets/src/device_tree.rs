@@ -101,7 +101,7 @@ fn guest(cpus: u32) -> Config<'static> {
 
 fn layout() -> Layout {
     let at = |offset| Ipa::new(virt::RAM_BASE + offset);
-    Layout { kernel: at(0), initrd: at(16 << 20), device_tree: at(18 << 20) }
+    Layout { kernel: at(0), entry: at(0), initrd: at(16 << 20), device_tree: at(18 << 20) }
 }
 
 /// Returns the tree of a machine like those that the image boots on.

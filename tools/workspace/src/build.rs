@@ -55,7 +55,8 @@ impl Program {
         self.directory(workspace).join(format!("{}.img", self.name))
     }
 
-    fn elf(self, workspace: &Workspace) -> PathBuf {
+    /// The path of the program as the linker makes it.
+    pub fn elf(self, workspace: &Workspace) -> PathBuf {
         self.directory(workspace).join(TARGET).join("release").join(self.name)
     }
 

@@ -57,7 +57,7 @@ pub fn command(options: &Options) -> anyhow::Result<ExitCode> {
     let guests = options.guests(&more);
     if let Some(guest) = guests.iter().find(|guest| guest.firmware.is_none() && guest.kernel.as_os_str().is_empty()) {
         let of = if guests.len() > 1 { format!("guest {}: ", guest.name) } else { String::new() };
-        bail!("{of}give --kernel FILE (an arm64 Image), or --firmware FILE");
+        bail!("{of}give --kernel FILE (an arm64 Image or an ELF program), or --firmware FILE");
     }
     // That of the option is in its range already.
     if let Some(cpus) = options.host_cpus.filter(|cpus| !(1..=MAX_CPUS).contains(cpus)) {

@@ -22,7 +22,7 @@ use super::config::Config;
 /// Options of `run`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Options {
-    /// An uncompressed arm64 Image
+    /// An uncompressed arm64 Image, or a program as an ELF file that is linked for RAM, which starts at 0x40000000
     #[arg(long, value_name = "FILE", conflicts_with = "firmware")]
     pub kernel: Option<PathBuf>,
     /// The kernel's initrd

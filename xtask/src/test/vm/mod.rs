@@ -16,7 +16,8 @@
 //! | [`stolen`] | stolen time as guests read it |
 //! | [`virtio`] | virtio devices, with bare-metal drivers |
 //! | [`host_devices`] | files of the host, parts of them, and QEMU's network behind them |
-//! | [`disk_errors`] | disks of the host that fail, or become smaller |
+//! | [`disk_errors`] | disks of the host that fail, become smaller, zero and discard |
+//! | [`program`] | a bare-metal program as an ELF file |
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
@@ -30,6 +31,7 @@ mod isolation;
 mod linux;
 mod loaders;
 mod machines;
+mod program;
 mod resets;
 mod shares;
 mod stolen;
@@ -134,6 +136,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("files_and_a_card_behind_the_devices_of_two_guests", Depth::Quick, host_devices::files_and_uplink),
     ("parts_of_a_file_behind_the_disks_of_two_guests", Depth::Quick, host_devices::parts),
     ("errors_of_a_disk_reach_its_guest_and_nothing_else", Depth::Quick, disk_errors::reach_their_guest),
+    ("a_program_in_an_elf_file_goes_to_its_address", Depth::Quick, program::elf),
     ("virtio_devices_of_two_guests", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Counted)),
     ("virtio_devices_of_two_guests_on_two_cpus", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Real)),
     ("firmware::u_boot_is_a_guest", Depth::Quick, firmware::u_boot),
