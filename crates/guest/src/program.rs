@@ -73,6 +73,8 @@ pub enum Program<'a> {
     Storm { rounds: u64, seed: u64 },
     /// `failing=ROUNDS`: writes and reads disks of which requests fail.
     Failing { rounds: u64 },
+    /// `ranges`: zeroes and discards sectors.
+    Ranges,
     /// `hang`: does nothing for ever.
     Hang,
     /// `semihosting=PATH`: tries to create a file of the host's.
@@ -148,6 +150,7 @@ impl<'a> Program<'a> {
                 "virtio" => Self::Virtio { frames: number(key, value)? },
                 "storm" => Self::Storm { rounds: number(key, value)?, seed: seed(arguments)? },
                 "failing" => Self::Failing { rounds: number(key, value)? },
+                "ranges" => Self::Ranges,
                 "hang" => Self::Hang,
                 "semihosting" => Self::Semihosting { path: value },
                 "wild" => Self::Wild { address: hexadecimal(value).ok_or(Failure::Address(value))? },

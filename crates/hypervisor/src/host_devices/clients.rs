@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use spin::Mutex;
 use virtio_drivers::transport::mmio::MmioTransport;
 
-use super::disk::{Disk, ID, Request, SLOTS, Work as DriverWork};
+use super::disk::{Disk, ID, RangeMax, Request, SLOTS, Work as DriverWork};
 use super::dma::Machine;
 use super::{CONFIGURATION, Registers};
 use crate::virtio::host::{Client, Ended, HostDisk, TRANSFERS, Transfer, Waker, Work};
@@ -85,6 +85,10 @@ impl HostDisk for MachineDisk {
         self.state.lock().driver.is_read_only()
     }
 
+    fn range_max(&self) -> RangeMax {
+        self.state.lock().driver.range_max()
+    }
+
     fn open(&self, waker: Waker) -> Client {
         let mut state = self.state.lock();
         let ended = Vec::with_capacity(TRANSFERS);
@@ -128,6 +132,8 @@ impl State {
             let work = match work {
                 DriverWork::Read(sector) => Work::Read(sector),
                 DriverWork::Write(sector) => Work::Write(sector),
+                DriverWork::Discard(range) => Work::Discard(range),
+                DriverWork::Zero(range, may_unmap) => Work::Zero(range, may_unmap),
                 DriverWork::Flush | DriverWork::Identify => Work::Flush,
             };
             seat.flying -= 1;
@@ -150,6 +156,8 @@ impl From<Work> for DriverWork {
             Work::Read(sector) => Self::Read(sector),
             Work::Write(sector) => Self::Write(sector),
             Work::Flush => Self::Flush,
+            Work::Discard(range) => Self::Discard(range),
+            Work::Zero(range, may_unmap) => Self::Zero(range, may_unmap),
         }
     }
 }

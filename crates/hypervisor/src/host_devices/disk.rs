@@ -51,7 +51,7 @@ pub struct Request<T> {
     pub tag: T,
     /// What to do.
     pub work: Work,
-    /// How many bytes: a multiple of [`SECTOR`] that is not 0; 0 for a flush.
+    /// How many bytes of the buffer: a multiple of [`SECTOR`] that is not 0; 0 if it has no data.
     pub length: usize,
     /// At least `length` bytes.
     pub buffer: Box<[u8]>,
@@ -66,8 +66,30 @@ pub enum Work {
     Write(u64),
     /// Make stable what has ended.
     Flush,
+    /// These sectors are no longer needed.
+    Discard(Range),
+    /// Make these sectors zero. Their place on the disk may be given up if the second field is set.
+    Zero(Range, bool),
     /// Read the serial number.
     Identify,
+}
+
+/// Sectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first.
+    pub sector: u64,
+    /// How many, not 0.
+    pub sectors: u32,
+}
+
+/// The most sectors of one request without data; 0 if the disk has no such requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RangeMax {
+    /// Of a discard.
+    pub discard: u32,
+    /// Of zeroes.
+    pub zero: u32,
 }
 
 /// The driver of a disk.
@@ -82,6 +104,7 @@ pub struct Disk<H: Hal, T: Transport, G> {
     tokens: [Option<u8>; QUEUE_SIZE],
     features: u64,
     sectors: u64,
+    range_max: RangeMax,
     id: [u8; ID],
     has_failed: bool,
 }
@@ -99,6 +122,7 @@ struct Slot<G> {
 #[repr(C)]
 struct Control {
     header: Header,
+    range: Segment,
     status: [u8; 1],
 }
 
@@ -112,17 +136,33 @@ struct Header {
     sector: U64,
 }
 
+/// The data of a discard or of zeroes.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Segment {
+    sector: U64,
+    sectors: U32,
+    flags: U32,
+}
+
+/// A segment's flag: its place may be given up.
+const UNMAP: u32 = 1;
+
 mod feature {
     pub(super) const READ_ONLY: u64 = 1 << 5;
     pub(super) const BLOCK_SIZE: u64 = 1 << 6;
     pub(super) const FLUSH: u64 = 1 << 9;
-    pub(super) const WANTED: u64 = READ_ONLY | BLOCK_SIZE | FLUSH;
+    pub(super) const DISCARD: u64 = 1 << 13;
+    pub(super) const WRITE_ZEROES: u64 = 1 << 14;
+    pub(super) const WANTED: u64 = READ_ONLY | BLOCK_SIZE | FLUSH | DISCARD | WRITE_ZEROES;
 }
 
 /// Offsets in the configuration space (VIRTIO 1.2, 5.2.4).
 mod config {
     pub(super) const CAPACITY: usize = 0;
     pub(super) const BLOCK_SIZE: usize = 20;
+    pub(super) const DISCARD_SECTORS: usize = 36;
+    pub(super) const ZERO_SECTORS: usize = 48;
 }
 
 /// Kinds of requests (VIRTIO 1.2, 5.2.6).
@@ -131,6 +171,8 @@ mod kind {
     pub(super) const OUT: u32 = 1;
     pub(super) const FLUSH: u32 = 4;
     pub(super) const GET_ID: u32 = 8;
+    pub(super) const DISCARD: u32 = 11;
+    pub(super) const WRITE_ZEROES: u32 = 13;
 }
 
 /// The status of a request that was done.
@@ -154,6 +196,14 @@ impl<H: Hal, T: Transport, G: Default> Disk<H, T, G> {
             }
         }
         let sectors = capacity(&transport)?;
+        let limit = |feature, offset| match features & feature {
+            0 => Ok(0),
+            _ => transport.read_config_space::<u32>(offset),
+        };
+        let range_max = RangeMax {
+            discard: limit(feature::DISCARD, config::DISCARD_SECTORS)?,
+            zero: limit(feature::WRITE_ZEROES, config::ZERO_SECTORS)?,
+        };
         // Neither indirect descriptors, which take memory of the heap, nor the event index.
         let queue = VirtQueue::new(&mut transport, QUEUE, false, false)?;
         let controls = match H::dma_alloc(1, BufferDirection::Both) {
@@ -164,7 +214,7 @@ impl<H: Hal, T: Transport, G: Default> Disk<H, T, G> {
         let (slots, tokens) =
             (Box::new([const { Slot { request: None, is_flying: false } }; SLOTS]), [None; QUEUE_SIZE]);
         let (id, has_failed) = ([0; ID], false);
-        let mut disk = Self { transport, queue, slots, controls, tokens, features, sectors, id, has_failed };
+        let mut disk = Self { transport, queue, slots, controls, tokens, features, sectors, range_max, id, has_failed };
         disk.identify(waits)?;
         Ok(disk)
     }
@@ -205,6 +255,12 @@ impl<H: Hal, T: Transport, G> Disk<H, T, G> {
         self.sectors
     }
 
+    /// How large discards and zeroes may be.
+    #[must_use]
+    pub fn range_max(&self) -> RangeMax {
+        self.range_max
+    }
+
     /// Whether it cannot be written.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
@@ -226,8 +282,8 @@ impl<H: Hal, T: Transport, G> Disk<H, T, G> {
         }
         // SAFETY: the page has a block for each slot, and the device does not have this one.
         let control = unsafe { self.controls.add(number).as_mut() };
-        *control = Control { header: header(request.work), status: [NONE] };
-        let (header, status) = (control.header.as_bytes(), &mut control.status);
+        *control = Control { header: header(request.work), range: segment(request.work), status: [NONE] };
+        let (header, range, status) = (control.header.as_bytes(), control.range.as_bytes(), &mut control.status);
         let data = &mut request.buffer[..request.length];
         // SAFETY: block and buffer stay at their places until R4, and `is_flying` keeps this module from making references to
         // them. On an error the device got nothing.
@@ -235,6 +291,7 @@ impl<H: Hal, T: Transport, G> Disk<H, T, G> {
             match request.work {
                 Work::Read(_) | Work::Identify => self.queue.add(&[header], &mut [data, status]),
                 Work::Write(_) => self.queue.add(&[header, data], &mut [status]),
+                Work::Discard(_) | Work::Zero(..) => self.queue.add(&[header, range], &mut [status]),
                 Work::Flush => self.queue.add(&[header], &mut [status]),
             }
         };
@@ -291,12 +348,19 @@ impl<H: Hal, T: Transport, G> Disk<H, T, G> {
         match request.work {
             Work::Identify => fits,
             Work::Flush => self.features & feature::FLUSH != 0,
-            Work::Write(_) if self.is_read_only() => false,
+            Work::Write(_) | Work::Discard(_) | Work::Zero(..) if self.is_read_only() => false,
+            Work::Discard(range) => self.has(range, self.range_max.discard),
+            Work::Zero(range, _) => self.has(range, self.range_max.zero),
             Work::Read(sector) | Work::Write(sector) => {
                 let end = sector.checked_add((request.length / SECTOR) as u64);
                 fits && request.length.is_multiple_of(SECTOR) && end.is_some_and(|end| end <= self.sectors)
             }
         }
+    }
+
+    fn has(&self, Range { sector, sectors }: Range, most: u32) -> bool {
+        let end = sector.checked_add(sectors.into());
+        (1..=most).contains(&sectors) && end.is_some_and(|end| end <= self.sectors)
     }
 
     /// Takes the request with this token from the queue. `None`: the device broke the rules.
@@ -305,13 +369,14 @@ impl<H: Hal, T: Transport, G> Disk<H, T, G> {
         let mut request = slot.request.take()?;
         // SAFETY: the page has a block for each slot, and the device is done with this one.
         let control = unsafe { self.controls.add(number).as_mut() };
-        let (header, status) = (control.header.as_bytes(), &mut control.status);
+        let (header, range, status) = (control.header.as_bytes(), control.range.as_bytes(), &mut control.status);
         let data = &mut request.buffer[..request.length];
         // SAFETY: the buffers are those of R1, and the device is done with them.
         let popped = unsafe {
             match request.work {
                 Work::Read(_) | Work::Identify => self.queue.pop_used(token, &[header], &mut [data, status]),
                 Work::Write(_) => self.queue.pop_used(token, &[header, data], &mut [status]),
+                Work::Discard(_) | Work::Zero(..) => self.queue.pop_used(token, &[header, range], &mut [status]),
                 Work::Flush => self.queue.pop_used(token, &[header], &mut [status]),
             }
         };
@@ -347,9 +412,21 @@ fn header(work: Work) -> Header {
         Work::Read(sector) => (kind::IN, sector),
         Work::Write(sector) => (kind::OUT, sector),
         Work::Flush => (kind::FLUSH, 0),
+        // The segment has the sectors.
+        Work::Discard(_) => (kind::DISCARD, 0),
+        Work::Zero(..) => (kind::WRITE_ZEROES, 0),
         Work::Identify => (kind::GET_ID, 0),
     };
     Header { kind: kind.into(), reserved: 0.into(), sector: sector.into() }
+}
+
+fn segment(work: Work) -> Segment {
+    let (Range { sector, sectors }, flags) = match work {
+        Work::Discard(range) => (range, 0),
+        Work::Zero(range, may_unmap) => (range, if may_unmap { UNMAP } else { 0 }),
+        _ => (Range { sector: 0, sectors: 0 }, 0),
+    };
+    Segment { sector: sector.into(), sectors: sectors.into(), flags: flags.into() }
 }
 
 /// The size of the disk, in sectors.

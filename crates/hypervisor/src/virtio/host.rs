@@ -21,6 +21,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use twofold_vmm::scheduler::EntityId;
 
 use super::network::Uplink;
+pub use crate::host_devices::disk::{Range, RangeMax};
 use crate::schedule;
 
 /// The most transfers that a client has in flight.
@@ -36,6 +37,9 @@ pub trait HostDisk: Sync {
 
     /// Whether it cannot be written.
     fn is_read_only(&self) -> bool;
+
+    /// How large discards and zeroes may be.
+    fn range_max(&self) -> RangeMax;
 
     /// A new client, for a guest's disk. It is called before any guest runs.
     fn open(&self, waker: Waker) -> Client;
@@ -70,7 +74,7 @@ pub struct Transfer {
     pub ticket: u32,
     /// What to do.
     pub work: Work,
-    /// Bytes of `buffer` that are read or written: a multiple of 512; 0 for a flush.
+    /// Bytes of `buffer` that are read or written: a multiple of 512; 0 if there is no data.
     pub length: usize,
     /// [`BUFFER`] bytes.
     pub buffer: Box<[u8]>,
@@ -85,6 +89,10 @@ pub enum Work {
     Write(u64),
     /// Make stable what has ended.
     Flush,
+    /// These sectors are no longer needed.
+    Discard(Range),
+    /// Make these sectors zero. Their place on the disk may be given up if the second field is set.
+    Zero(Range, bool),
 }
 
 /// A transfer that has ended.

@@ -7,8 +7,8 @@
 //! * A buffer is in one place: free, or with the driver. So at most [`TRANSFERS`] are in flight.
 //! * A request ends when none of its transfers is in flight. An orphan begins no further one.
 //!
-//! The driver has no discard and no zeroes: a discard has nothing to do, and zeroes are written. A write that has to be
-//! durable ends with a flush of its own.
+//! A discard and zeroes have no data, so one transfer can be for many sectors. If the machine's disk has none of these, a discard
+//! has nothing to do, and zeroes are written. A write that has to be durable ends with a flush of its own.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use twofold_devices::GuestRam;
 use twofold_devices::virtio::block::{Block, DataError, Operation, SECTOR};
 
 use super::disk::{Counts, Extent, Moved, Request, Requests};
-use super::host::{BUFFER, Client, HostDisk, TRANSFERS, Transfer, Waker, Work};
+use super::host::{BUFFER, Client, HostDisk, Range, RangeMax, TRANSFERS, Transfer, Waker, Work};
 use crate::guest_ram::Ram;
 
 /// A part of a disk of the machine.
@@ -30,6 +30,7 @@ pub(super) struct MachineBacking {
     own: Option<u64>,
     /// How many sectors it has.
     sectors: u64,
+    range_max: RangeMax,
     free: Vec<Box<[u8]>>,
     /// What each ticket is for: the number of a request, and its byte at which the transfer begins.
     tickets: [Option<(usize, u32)>; TRANSFERS],
@@ -39,7 +40,8 @@ impl MachineBacking {
     /// The part from sector `start` on that has `sectors` sectors. `own`: it has no more if the machine's disk grows.
     pub(super) fn new(disk: &'static dyn HostDisk, start: u64, sectors: u64, own: Option<u64>, waker: Waker) -> Self {
         let free = (0..TRANSFERS).map(|_| alloc::vec![0; BUFFER].into_boxed_slice()).collect();
-        Self { disk, client: disk.open(waker), start, own, sectors, free, tickets: [None; TRANSFERS] }
+        let (client, range_max) = (disk.open(waker), disk.range_max());
+        Self { disk, client, start, own, sectors, range_max, free, tickets: [None; TRANSFERS] }
     }
 
     /// How many sectors the part has now, if the machine's disk has another size than before.
@@ -104,11 +106,25 @@ impl MachineBacking {
         let Some(ticket) = self.tickets.iter().position(Option::is_none) else { return false };
         let Some(mut buffer) = self.free.pop() else { return false };
         let operation = request.operation;
-        let (at, size) = (request.done, operation.sectors() * SECTOR);
-        let length = (size - u64::from(at)).min(BUFFER as u64) as usize;
+        let (at, size) = (request.done, operation.data());
+        let left = size - u64::from(at);
         let sector = self.start + operation.start() + u64::from(at) / SECTOR;
+        let range = |most: u32| {
+            let sectors = most.min((left / SECTOR) as u32);
+            Range { sector, sectors }
+        };
+        let length = left.min(BUFFER as u64) as usize;
         let (work, length) = match operation {
-            _ if length == 0 => (Work::Flush, 0),
+            _ if left == 0 => (Work::Flush, 0),
+            Operation::Discard { .. } if self.range_max.discard == 0 => {
+                request.done = size as u32;
+                self.free.push(buffer);
+                return true;
+            }
+            Operation::Discard { .. } => (Work::Discard(range(self.range_max.discard)), 0),
+            Operation::WriteZeroes { may_unmap, .. } if self.range_max.zero != 0 => {
+                (Work::Zero(range(self.range_max.zero), may_unmap), 0)
+            }
             Operation::Read { .. } => (Work::Read(sector), length),
             Operation::Write { .. } => match block.fetch(request.tag, ram, at, &mut buffer[..length]) {
                 Ok(()) => (Work::Write(sector), length),
@@ -123,10 +139,14 @@ impl MachineBacking {
                 (Work::Write(sector), length)
             }
         };
+        let done = match work {
+            Work::Discard(range) | Work::Zero(range, _) => range.sectors * SECTOR as u32,
+            _ => length as u32,
+        };
         match self.disk.begin(self.client, Transfer { ticket: ticket as u32, work, length, buffer }) {
             Ok(()) => {
                 self.tickets[ticket] = Some((number, at));
-                request.done += length as u32;
+                request.done += done;
                 request.in_flight += 1;
                 request.is_flushing |= work == Work::Flush;
                 true
@@ -153,7 +173,7 @@ impl Request {
 }
 
 trait Transfers {
-    /// Bytes that are read or written.
+    /// Bytes of the disk that it is about.
     fn data(&self) -> u64;
     fn ends_with_flush(&self) -> bool;
 }
@@ -161,7 +181,7 @@ trait Transfers {
 impl Transfers for Operation {
     fn data(&self) -> u64 {
         match self {
-            Self::Flush | Self::Discard { .. } => 0,
+            Self::Flush => 0,
             _ => self.sectors() * SECTOR,
         }
     }

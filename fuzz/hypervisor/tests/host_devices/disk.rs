@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use twofold_devices::virtio::Block;
 use twofold_devices::virtio::block::{BlockModel, Disk as Far, DiskConfig, DiskError, Full, Operation, Tag};
-use twofold_fuzz_hypervisor::host_devices::disk::{Disk, Request, SLOTS, Work};
+use twofold_fuzz_hypervisor::host_devices::disk::{Disk, Range, Request, SLOTS, Work};
 use twofold_fuzz_hypervisor::host_devices::negotiate::Unusable;
 
 use crate::bus::{Bus, Machine, Memory, Registers};
@@ -20,7 +20,12 @@ const ID: [u8; 20] = *b"twofold-0-0\0\0\0\0\0\0\0\0\0";
 pub struct Store {
     pub data: Vec<u8>,
     pub pending: Vec<(Tag, Operation)>,
+    /// Zeroes whose place might be given up.
+    pub unmapped: u32,
 }
+
+/// What discarded sectors have then.
+const DISCARDED: u8 = 0xdd;
 
 impl Far for Store {
     fn begin(&mut self, tag: Tag, operation: Operation) -> Result<(), Full> {
@@ -44,7 +49,12 @@ impl Store {
                     block.fetch(tag, &Memory, 0, &mut self.data[at(sector, sectors)]).unwrap();
                 }
                 Operation::Flush => {}
-                other => panic!("{other:?}"),
+                Operation::Discard { sector, sectors } => self.data[at(sector, sectors)].fill(DISCARDED),
+                Operation::WriteZeroes { sector, sectors, may_unmap, is_durable } => {
+                    assert!(!is_durable, "the driver knows the cache");
+                    self.data[at(sector, sectors)].fill(0);
+                    self.unmapped += u32::from(may_unmap);
+                }
             }
         }
         block.complete(tag, if fails { Err(DiskError) } else { Ok(()) }).unwrap();
@@ -60,7 +70,7 @@ fn work(bus: &TheBus) {
 
 fn disk(is_read_only: bool) -> (TheBus, TheDisk) {
     let block = Block::new(DiskConfig { sectors: SECTORS, is_read_only, id: ID });
-    let bus = Bus::new(block, Store { data: vec![0; SECTORS as usize * 512], pending: Vec::new() });
+    let bus = Bus::new(block, Store { data: vec![0; SECTORS as usize * 512], pending: Vec::new(), unmapped: 0 });
     let disk = Disk::new(Registers(bus.clone()), || {
         work(&bus);
         true
@@ -83,6 +93,8 @@ enum Step {
         sectors: usize,
         byte: u8,
     },
+    Discard(Range),
+    Zero(Range, bool),
     Flush,
     /// The device works, and ends a request.
     End {
@@ -93,11 +105,17 @@ enum Step {
     Resize(u64),
 }
 
+fn range() -> impl Strategy<Value = Range> {
+    (0..SECTORS + 4, 0..SECTORS as u32 + 4).prop_map(|(sector, sectors)| Range { sector, sectors })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let place = || (0..SECTORS + 4, 1..9_usize);
     prop_oneof![
         3 => place().prop_map(|(sector, sectors)| Step::Read { sector, sectors }),
         3 => (place(), any::<u8>()).prop_map(|((sector, sectors), byte)| Step::Write { sector, sectors, byte }),
+        1 => range().prop_map(Step::Discard),
+        1 => (range(), any::<bool>()).prop_map(|(range, may_unmap)| Step::Zero(range, may_unmap)),
         1 => Just(Step::Flush),
         6 => (any::<usize>(), prop::bool::weighted(0.1)).prop_map(|(index, fails)| Step::End { index, fails }),
         6 => Just(Step::Take),
@@ -126,6 +144,8 @@ proptest! {
                 Step::Read { sector, sectors } => (Work::Read(sector), sectors, 0),
                 Step::Write { sector, sectors, byte } => (Work::Write(sector), sectors, byte),
                 Step::Flush => (Work::Flush, 0, 0),
+                Step::Discard(range) => (Work::Discard(range), 0, 0),
+                Step::Zero(range, may_unmap) => (Work::Zero(range, may_unmap), 0, 0),
                 Step::End { index, fails } => {
                     bus.is_notified.set(true);
                     work(&bus);
@@ -161,6 +181,8 @@ proptest! {
             };
             let end = match work_now {
                 Work::Read(sector) | Work::Write(sector) => sector + sectors as u64,
+                Work::Discard(Range { sectors: 0, .. }) | Work::Zero(Range { sectors: 0, .. }, _) => u64::MAX,
+                Work::Discard(range) | Work::Zero(range, _) => range.sector + u64::from(range.sectors),
                 _ => 0,
             };
             let model = Model { work: work_now, is_possible: end <= disk.sectors() };
@@ -222,6 +244,29 @@ fn data_arrives_and_comes_back() {
 }
 
 #[test]
+fn discards_and_zeroes_reach_their_sectors_alone() {
+    let (bus, mut disk) = disk(false);
+    for sector in (0..SECTORS).step_by(8) {
+        assert!(at_once(&bus, &mut disk, request(0, Work::Write(sector), 8, 7), false).1);
+    }
+    let range = |sector, sectors| Range { sector, sectors };
+    for work in [Work::Discard(range(1, 20)), Work::Zero(range(40, 1), false), Work::Zero(range(62, 2), true)] {
+        assert!(at_once(&bus, &mut disk, request(0, work, 0, 0), false).1);
+        assert!(!at_once(&bus, &mut disk, request(0, work, 0, 0), true).1);
+    }
+    let expected = |sector| match sector {
+        1..21 => DISCARDED,
+        40 | 62 | 63 => 0,
+        _ => 7,
+    };
+    let store = bus.far_end.borrow();
+    for (sector, bytes) in store.data.chunks(512).enumerate() {
+        assert!(bytes.iter().all(|byte| *byte == expected(sector)), "sector {sector} has {}", bytes[0]);
+    }
+    assert_eq!(store.unmapped, 1);
+}
+
+#[test]
 fn an_error_is_of_one_request() {
     let (bus, mut disk) = disk(false);
     for (number, fails) in [false, true, false, true, false].into_iter().enumerate() {
@@ -239,6 +284,11 @@ fn a_read_only_disk_fails_writes() {
     assert!(disk.is_read_only());
     assert!(!at_once(&bus, &mut disk, request(0, Work::Write(0), 1, 1), false).1);
     assert!(at_once(&bus, &mut disk, request(0, Work::Read(0), 1, 1), false).1);
+    let all = Range { sector: 0, sectors: 1 };
+    for work in [Work::Discard(all), Work::Zero(all, false)] {
+        assert!(!at_once(&bus, &mut disk, request(0, work, 0, 0), false).1);
+    }
+    assert_eq!((disk.range_max().discard, disk.range_max().zero), (0, 0));
 }
 
 #[test]
@@ -260,7 +310,7 @@ fn requests_that_no_disk_can_do_fail_without_it() {
 #[test]
 fn a_silent_disk_is_given_up() {
     let block = Block::new(DiskConfig { sectors: SECTORS, is_read_only: false, id: ID });
-    let bus = Bus::new(block, Store { data: Vec::new(), pending: Vec::new() });
+    let bus = Bus::new(block, Store { data: Vec::new(), pending: Vec::new(), unmapped: 0 });
     let mut waits = 0;
     let disk = Disk::<Machine, _, u32>::new(Registers(bus), || {
         waits += 1;

@@ -23,6 +23,14 @@ pub trait Contents: Send + 'static {
     fn write(&mut self, position: u64, bytes: &[u8], is_forced: bool) -> io::Result<()>;
     /// Makes all that was written stable.
     fn flush(&mut self) -> io::Result<()>;
+    /// Makes bytes zero. With `may_unmap` their place may be given up.
+    fn zero(&mut self, position: u64, length: u32, _may_unmap: bool, is_forced: bool) -> io::Result<()> {
+        self.write(position, &vec![0; length as usize], is_forced)
+    }
+    /// Bytes are no longer needed.
+    fn discard(&mut self, _position: u64, _length: u32) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl Contents for Store {
@@ -99,8 +107,8 @@ const REPLY_MAGIC: u32 = 0x6744_6698;
 
 /// FIXED_NEWSTYLE and NO_ZEROES.
 const HANDSHAKE_FLAGS: u16 = 3;
-/// HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_WRITE_ZEROES.
-const TRANSMISSION_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 6;
+/// HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES.
+const TRANSMISSION_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6;
 
 /// Options of the handshake.
 mod option {
@@ -122,9 +130,12 @@ mod request {
     pub const WRITE: u16 = 1;
     pub const DISCONNECT: u16 = 2;
     pub const FLUSH: u16 = 3;
+    pub const DISCARD: u16 = 4;
     pub const WRITE_ZEROES: u16 = 6;
     /// The flag of forced unit access.
     pub const FORCED: u16 = 1;
+    /// The flag of zeroes whose place is not given up.
+    pub const NO_HOLE: u16 = 2;
 }
 
 /// The most bytes of an option or a request.
@@ -149,10 +160,11 @@ fn serve<C: Contents>(stream: &UnixStream, shared: &Mutex<Shared<C>>) -> io::Res
         let handle: [u8; 8] = array(&mut from)?;
         let position = u64::from_be_bytes(array(&mut from)?);
         let length = u32::from_be_bytes(array(&mut from)?);
-        if kind == request::DISCONNECT || length > LENGTH_MAX {
+        if kind == request::DISCONNECT || length > LENGTH_MAX && kind != request::DISCARD {
             return Ok(());
         }
-        let mut bytes = vec![0; if kind == request::FLUSH { 0 } else { length as usize }];
+        let has_data = [request::READ, request::WRITE].contains(&kind);
+        let mut bytes = vec![0; if has_data { length as usize } else { 0 }];
         if kind == request::WRITE {
             from.read_exact(&mut bytes)?;
         }
@@ -165,7 +177,9 @@ fn serve<C: Contents>(stream: &UnixStream, shared: &Mutex<Shared<C>>) -> io::Res
             let contents = &mut shared.contents;
             match kind {
                 request::READ => contents.read(position, &mut bytes),
-                request::WRITE | request::WRITE_ZEROES => contents.write(position, &bytes, is_forced),
+                request::WRITE => contents.write(position, &bytes, is_forced),
+                request::WRITE_ZEROES => contents.zero(position, length, flags & request::NO_HOLE == 0, is_forced),
+                request::DISCARD => contents.discard(position, length),
                 request::FLUSH => contents.flush(),
                 _ => Err(io::ErrorKind::InvalidInput.into()),
             }

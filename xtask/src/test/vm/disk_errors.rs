@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `vm`: disks of the machine that fail a request now and then, or become smaller while guests use them. The guest
-//! sees an I/O error for each request that failed, and nothing else does.
+//! The suite `vm`: disks of the machine that fail a request now and then, or become smaller while guests use them: the guest
+//! sees an I/O error for each request that failed, and nothing else does. And disks that zero and discard.
 //!
 //! The disks are those of an NBD server of this program. It counts what it fails; the guest counts what it sees fail.
 
@@ -15,9 +15,9 @@ use super::super::devices::nbd::{Contents, Server};
 use super::machines::{Clock, Machines};
 
 /// Bytes of a disk at first.
-const SIZE: usize = 1 << 20;
+const SIZE: usize = 512 << 10;
 /// Bytes of the one that becomes smaller.
-const LEFT: usize = 512 << 10;
+const LEFT: usize = 256 << 10;
 /// One request of this number fails.
 const EVERY: u64 = 1000;
 
@@ -38,11 +38,22 @@ struct Faulty {
     every: u64,
     /// After this number of requests only [`LEFT`] bytes are left.
     shrinks_after: u64,
+    /// The ranges that were made zero, each with whether its place could be given up, and those that were discarded.
+    zeroed: Vec<(u64, u32, bool)>,
+    discarded: Vec<(u64, u32)>,
 }
 
 impl Faulty {
     fn new(every: u64, shrinks_after: u64) -> Self {
-        Self { bytes: vec![0; SIZE], requests: 0, failures: 0, every, shrinks_after }
+        Self {
+            bytes: vec![0; SIZE],
+            requests: 0,
+            failures: 0,
+            every,
+            shrinks_after,
+            zeroed: Vec::new(),
+            discarded: Vec::new(),
+        }
     }
 
     /// Counts a request. `beyond` is its error if it is behind the end.
@@ -83,6 +94,37 @@ impl Contents for Faulty {
     fn flush(&mut self) -> io::Result<()> {
         self.admit(0, 0, EIO).map(drop)
     }
+
+    fn zero(&mut self, position: u64, length: u32, may_unmap: bool, is_forced: bool) -> io::Result<()> {
+        self.zeroed.push((position, length, may_unmap));
+        self.write(position, &vec![0; length as usize], is_forced)
+    }
+
+    fn discard(&mut self, position: u64, length: u32) -> io::Result<()> {
+        self.discarded.push((position, length));
+        let range = self.admit(position, length as usize, EINVAL)?;
+        self.bytes[range].fill(0xdd);
+        Ok(())
+    }
+}
+
+/// What a guest makes zero or discards becomes one request each at the host's disk: neither is written, and none is lost.
+pub fn zeroes_and_discards(machines: &Machines) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("disk");
+    let server = Server::start(Faulty::new(u64::MAX, u64::MAX), &socket).context("no NBD server")?;
+    let disk = |backing| Disk { backing, part: Part::default(), is_read_only: false };
+    let disks = vec![disk(Backing::Server(socket)), disk(Backing::Memory(SIZE as u64))];
+    let devices = Devices { disks, ..Devices::default() };
+    let outcome =
+        machines.checked(vec![GuestSettings { devices, ..machines.bare("guest", 1, "ranges") }], Clock::Real)?;
+    let console = outcome.console.tail(usize::MAX).join("\n");
+    ensure!(console.matches("virtio: zeroes and a discard on transport").count() == 2, "{console}");
+    // The ranges of the guest's program: 8 sectors each.
+    let (zeroed, discarded) = server.look(|contents| (contents.zeroed.clone(), contents.discarded.clone()));
+    ensure!(zeroed == [(4096, 4096, false), (3 * 4096, 4096, true)], "zeroed: {zeroed:?}");
+    ensure!(discarded == [(5 * 4096, 4096)], "discarded: {discarded:?}");
+    Ok(())
 }
 
 /// Three guests: one with a disk that fails one request in a thousand, one with a disk that shrinks, and one with a file.
@@ -102,7 +144,7 @@ pub fn reach_their_guest(machines: &Machines) -> anyhow::Result<()> {
     let (shrinks, shrinking) = server("shrinks", Faulty::new(u64::MAX, requests_of_a_round * 3 / 2))?;
     let file = file(directory.path())?;
     let guests = vec![
-        guest("fails", "failing=1", failing),
+        guest("fails", "failing=2", failing),
         guest("shrinks", "failing=3", shrinking),
         guest("beside", "virtio=1", file),
     ];
@@ -110,7 +152,7 @@ pub fn reach_their_guest(machines: &Machines) -> anyhow::Result<()> {
     let console = outcome.console.tail(usize::MAX);
     let all = console.join("\n");
     let sectors = SIZE / 512;
-    for (server, left, least) in [(&fails, sectors, requests_of_a_round / EVERY), (&shrinks, LEFT / 512, 1)] {
+    for (server, left, least) in [(&fails, sectors, 2 * requests_of_a_round / EVERY), (&shrinks, LEFT / 512, 1)] {
         let failures = server.look(|contents| contents.failures);
         ensure!(failures >= least, "only {failures} requests failed");
         let line = format!("virtio: {left} of {sectors} sectors are left, and {failures} requests failed");
