@@ -142,6 +142,11 @@ impl Frames {
         self.free_frames
     }
 
+    /// The number of free frames that it shares with other guests; 0 if it shares none.
+    pub fn free_to_all<P: Platform>(&self, platform: &P) -> u64 {
+        self.share.as_ref().map_or(0, |share| share.free_to_all(platform))
+    }
+
     /// The number of whole, aligned 2 MiB runs in the donated ranges, free or taken: the most from which guest RAM can
     /// be made.
     pub fn huge_pages(&self) -> u64 {

@@ -133,6 +133,11 @@ impl Share {
         frames
     }
 
+    /// Frames that no guest has.
+    pub(crate) fn free_to_all<P: Platform>(&self, platform: &P) -> u64 {
+        self.from.free(platform) * PAGES
+    }
+
     /// How many chunks the guest owns.
     pub(crate) fn owned(&self) -> u64 {
         self.owned

@@ -193,6 +193,7 @@ mod instructions;
 #[cfg(any(feature = "checked", loom, mutants))]
 mod instrumented;
 mod leaf;
+mod leaves;
 mod level;
 mod lines;
 mod lock;

@@ -411,3 +411,30 @@ fn a_range_that_is_no_range_visits_nothing() {
         assert_eq!(walk_with::<NO_LEVEL>(&guest, wrong, |_| Ok(())), (Err(Stop::Walk(error)), vec![]));
     }
 }
+
+#[test]
+fn leaves_are_counted_by_level() {
+    let mut guest = guest();
+    map(&mut guest, BASE, frame(0), Level::L3);
+    map(&mut guest, BASE + 511 * KIB_4, frame(511 * KIB_4), Level::L3);
+    map(&mut guest, BASE + MIB_2, frame(MIB_2), Level::L2);
+    map(&mut guest, BASE + (GIB - MIB_2), frame(0), Level::L2);
+    map(&mut guest, BASE + GIB, frame(0), Level::L1);
+    let count = |start: u64, size: u64| guest.stage2.count_leaves(range(Ipa::new(start), size));
+    let base = BASE.raw();
+    for (start, size, expected) in [
+        (0, 1 << IPA_BITS, [0, 1, 2, 2]),
+        (base, MIB_2, [0, 0, 0, 2]),
+        // The table counts as a whole, and so does a block.
+        (base + KIB_4, KIB_4, [0, 0, 0, 2]),
+        (base + MIB_2 + KIB_4, KIB_4, [0, 0, 1, 0]),
+        (base, 2 * MIB_2, [0, 0, 1, 2]),
+        (base + 2 * MIB_2, GIB - 2 * MIB_2, [0, 0, 1, 0]),
+        (base + 2 * MIB_2, GIB - MIB_2, [0, 1, 1, 0]),
+        (base + 2 * GIB, GIB, [0; 4]),
+    ] {
+        assert_eq!(count(start, size), Ok(expected), "{start:#x}, {size:#x}");
+    }
+    assert!(matches!(count(base + 1, KIB_4), Err(Error::Misaligned { .. })));
+    assert!(matches!(count(1 << IPA_BITS, KIB_4), Err(Error::OutsideIpa { .. })));
+}

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! After a log has stopped: ranges are coalesced into blocks again, one by one, while the guest runs and before it
-//! faults (Wang 2021).
+//! Blocks and pages, while the guest runs. After a log has stopped, ranges are coalesced into blocks again, one by one, before
+//! the guest faults (Wang 2021). And blocks are split ahead of a log (Bras 2026).
 //!
 //! Invariant: a range is coalesced only while no log runs, so no block is written without a mark for each of its pages;
 //! and only if all its pages are ready, so nothing has to be zeroed for it.
 
-use twofold_stage2::{Coalesced, Error, Grant, Ipa, Level, Mapped, Platform};
+use core::ops::{ControlFlow, Range};
+
+use twofold_stage2::{Coalesced, Error, Grant, Ipa, Level, Mapped, Platform, Stopped};
 
 use super::options::LogError;
 use super::start::DirtyLog;
@@ -45,6 +47,46 @@ impl<P: Platform> DirtyLog<'_, P> {
     ///
     /// Blocks that were made before an error stay.
     pub fn coalesce_range(&self, page: u64, blocks: u64) -> Result<CoalescedRange, LogError> {
+        self.coalesce_until(page, self.slot.range.end, blocks)
+    }
+
+    /// [`coalesce_range`](Self::coalesce_range) of the whole huge pages of the guest in these pages, however many blocks that
+    /// is. Returns the number of blocks that were made. The time that it takes is bounded by the range.
+    ///
+    /// # Errors
+    ///
+    /// As [`coalesce_range`](Self::coalesce_range).
+    pub fn coalesce_pages(&self, pages: Range<u64>) -> Result<u64, LogError> {
+        let end = self.slot.range.start + pages.end.min(self.pages()) * FRAME;
+        Ok(self.coalesce_until(pages.start, end, u64::MAX)?.blocks)
+    }
+
+    /// Splits all blocks that map some of these pages, whether a log runs or not. Returns the number of blocks that were
+    /// split. [`coalesce_range`](Self::coalesce_range) makes blocks of them again, and so does a fault.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::NoMemory`] for the slot's bitmaps, which its first log would make. [`LogError::Stage2`] if the tables cannot
+    /// be changed, or no table page is left. Blocks that were split before an error stay split.
+    pub fn split_pages(&self, pages: Range<u64>) -> Result<u64, LogError> {
+        let (memory, slot) = (self.memory, self.slot);
+        // A coalesce looks for blocks only if there is a log.
+        let _ = slot.tracking.log_or_new(self.pages())?;
+        let at = |page: u64| slot.range.start + page.min(self.pages()) * FRAME;
+        let range = at(pages.start)..at(pages.end);
+        if range.start >= range.end {
+            return Ok(0);
+        }
+        let on = |_: &mut _, _| ControlFlow::Continue(());
+        let split = memory.stage2.split(range, HUGE_PAGE, &mut memory.tables(), on)?;
+        match split.stopped {
+            Some(Stopped::Dry) => Err(Error::NoTablePage { ipa: split.done, level: Level::L3 }.into()),
+            Some(Stopped::Asked) | None => Ok(split.blocks),
+        }
+    }
+
+    /// [`coalesce_range`](Self::coalesce_range), up to the address `limit`.
+    fn coalesce_until(&self, page: u64, limit: Ipa, blocks: u64) -> Result<CoalescedRange, LogError> {
         let (memory, slot) = (self.memory, self.slot);
         let mut coalesced = CoalescedRange { blocks: 0, next: None };
         // If no log was ever started, none has split a block.
@@ -52,7 +94,7 @@ impl<P: Platform> DirtyLog<'_, P> {
         let platform = memory.stage2.platform();
         // The smallest block is a huge page (2 MiB).
         let mut at = (slot.range.start + page.min(self.pages()) * FRAME).raw().next_multiple_of(HUGE_PAGE);
-        while let Some(end) = at.checked_add(HUGE_PAGE).filter(|end| *end <= slot.range.end.raw()) {
+        while let Some(end) = at.checked_add(HUGE_PAGE).filter(|end| *end <= limit.raw()) {
             let ipa = Ipa::new(at);
             if coalesced.blocks == blocks {
                 coalesced.next = Some((ipa - slot.range.start) / FRAME);

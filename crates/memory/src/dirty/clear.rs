@@ -30,19 +30,11 @@ impl<P: Platform> DirtyLog<'_, P> {
     ///
     /// [`LogError::Stage2`] if the tables cannot be changed. Pages that could not be protected stay in the log.
     pub fn clear(&self, first_page: u64, pages: u64, mask: &[u64]) -> Result<(), LogError> {
-        let slot = self.pages();
-        if !first_page.is_multiple_of(WORD) {
-            return Err(LogError::Misaligned { page: first_page });
-        }
-        let end = first_page.checked_add(pages).filter(|end| *end <= slot);
-        let end = end.ok_or(LogError::BeyondSlot { page: first_page, pages, slot })?;
-        if !pages.is_multiple_of(WORD) && end != slot {
-            return Err(LogError::Length { pages, slot });
-        }
+        let words = self.words(first_page, pages)?;
         if mask.len() as u64 != pages.div_ceil(WORD) {
             return Err(LogError::Mask { words: mask.len(), pages });
         }
-        self.clear_words((first_page / WORD..).zip(mask.iter().copied()))
+        self.clear_words(words.zip(mask.iter().copied()))
     }
 
     /// Clears the pages that a [`get`](Self::get) has reported.
@@ -58,7 +50,45 @@ impl<P: Platform> DirtyLog<'_, P> {
         self.clear_words(dirty.words().iter().map(|word| (word.first_page / WORD, word.mask)))
     }
 
-    fn clear_words(&self, mut words: impl Iterator<Item = (u64, u64)>) -> Result<(), LogError> {
+    /// Clears what is in the log of these pages, as [`clear`](Self::clear) does, and returns how many pages that was. What
+    /// hardware has recorded is not in the log before a [`get`](Self::get).
+    ///
+    /// For a caller that counts pages and does not read them: it needs no list, and a slot can be done in pieces.
+    ///
+    /// # Errors
+    ///
+    /// As [`clear`](Self::clear). On [`LogError::Stage2`], pages that were cleared before are not in the log any more.
+    pub fn collect(&self, pages: Range<u64>) -> Result<u64, LogError> {
+        let words = self.words(pages.start, pages.end.saturating_sub(pages.start))?;
+        let mut collected = 0;
+        self.clear_each(words.map(|word| (word, u64::MAX)), |taken| collected += u64::from(taken.count_ones()))?;
+        Ok(collected)
+    }
+
+    /// The words of these pages.
+    fn words(&self, first_page: u64, pages: u64) -> Result<Range<u64>, LogError> {
+        let slot = self.pages();
+        if !first_page.is_multiple_of(WORD) {
+            return Err(LogError::Misaligned { page: first_page });
+        }
+        let end = first_page.checked_add(pages).filter(|end| *end <= slot);
+        let end = end.ok_or(LogError::BeyondSlot { page: first_page, pages, slot })?;
+        if !pages.is_multiple_of(WORD) && end != slot {
+            return Err(LogError::Length { pages, slot });
+        }
+        Ok(first_page / WORD..end.div_ceil(WORD))
+    }
+
+    fn clear_words(&self, words: impl Iterator<Item = (u64, u64)>) -> Result<(), LogError> {
+        self.clear_each(words, |_| ())
+    }
+
+    /// Clears the bits of `words` that are in their masks, and calls `taken` with those that were set.
+    fn clear_each(
+        &self,
+        mut words: impl Iterator<Item = (u64, u64)>,
+        mut taken: impl FnMut(u64),
+    ) -> Result<(), LogError> {
         let held = self.held()?;
         if held.running.tracker() == Tracker::WriteProtect {
             return Err(LogError::ClearedByGet);
@@ -66,7 +96,7 @@ impl<P: Platform> DirtyLog<'_, P> {
         // Without `all_dirty`, the start has split what it could.
         let options = &held.own.options;
         let mut clearing = held.clearing(if options.all_dirty { options.chunk } else { 0 });
-        let cleared = words.try_for_each(|(word, mask)| clearing.word(word, mask).map(|_| ()));
+        let cleared = words.try_for_each(|(word, mask)| clearing.word(word, mask).map(&mut taken));
         // After an error midway, the pages before it are protected, and still need their flush.
         clearing.finish().and(cleared)
     }

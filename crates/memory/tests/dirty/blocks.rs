@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Proves when blocks are split for a log, and that they are coalesced after it has stopped, not before, and within the
-//! caller's budget.
+//! Proves when blocks are split for a log, or on their own, that they are coalesced after it has stopped, not before, and
+//! within the caller's budget, and that a log is counted in pieces.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -264,4 +264,74 @@ fn a_block_that_comes_back_may_be_written_and_not_executed() {
         let access = world.guest.access(world.ipa(page)).unwrap();
         assert!(access.write && !access.execute.any() && !world.is_hardware_tracked(page), "{access:?}");
     }
+}
+
+/// A count takes what was written since the one before, in pieces, and protects it. Each page counts once.
+#[test]
+fn pages_are_collected_in_pieces() {
+    let mut world = World::mapped(Mapped::Blocks);
+    let log = |world: &World, pages| world.log().collect(pages);
+    assert!(matches!(log(&world, 0..64), Err(LogError::NotRunning { .. })));
+    world.log().start(&LogOptions { chunk: 0, ..LogOptions::new(Tracker::Manual) }).unwrap();
+    let pages = world.pages;
+    assert_eq!(log(&world, 0..1024), Ok(1024), "all are dirty at first");
+    assert_eq!(log(&world, 1024..pages), Ok(pages - 1024));
+    assert_eq!(log(&world, 0..pages), Ok(0));
+    for page in [0, 1, 64, 1023, 1024, pages - 1] {
+        assert!(!world.may_write(page));
+        world.write(page);
+        world.write(page);
+    }
+    assert_eq!(log(&world, 64..1024), Ok(2));
+    assert_eq!((world.may_write(0), world.may_write(64)), (true, false));
+    assert_eq!(log(&world, 0..pages), Ok(4));
+    assert_eq!(log(&world, 0..0), Ok(0));
+    for (wrong, error) in [
+        (1..64, LogError::Misaligned { page: 1 }),
+        (0..63, LogError::Length { pages: 63, slot: pages }),
+        (0..pages + 64, LogError::BeyondSlot { page: 0, pages: pages + 64, slot: pages }),
+    ] {
+        assert_eq!(log(&world, wrong), Err(error));
+    }
+    world.log().stop().unwrap();
+    world.log().start(&LogOptions::new(Tracker::WriteProtect)).unwrap();
+    assert_eq!(log(&world, 0..64), Err(LogError::ClearedByGet));
+}
+
+/// Blocks are split and made again in pieces, without a log.
+#[test]
+fn blocks_are_split_and_made_again_without_a_log() {
+    let mut world = World::mapped(Mapped::Blocks);
+    let split = |world: &World, pages| world.log().split_pages(pages).unwrap();
+    let coalesce = |world: &World, pages| world.log().coalesce_pages(pages).unwrap();
+    assert_eq!(coalesce(&world, 0..world.pages), 0);
+    assert_eq!((split(&world, 0..0), levels(&world)), (0, BLOCKS));
+    // Some pages of a block are enough.
+    assert_eq!((split(&world, 513..514), levels(&world)), (1, [Some(2), Some(3), Some(2)]));
+    assert_eq!((split(&world, 0..u64::MAX), levels(&world)), (2, SPLIT));
+    assert_eq!(split(&world, 0..world.pages), 0);
+    assert_eq!(world.log().tracker(), None);
+    // Whole huge pages alone.
+    assert_eq!((coalesce(&world, 0..511), coalesce(&world, 1..1023), levels(&world)), (0, 0, SPLIT));
+    assert_eq!((coalesce(&world, 0..512), levels(&world)), (1, [Some(2), Some(3), Some(3)]));
+    assert_eq!((coalesce(&world, 0..u64::MAX), levels(&world)), (2, BLOCKS));
+    world.copy_pages(0..world.pages);
+    assert_eq!((0..1536).map(|page| world.write(page)).sum::<usize>(), 0);
+    // While a log runs, a split is possible, and the other is not.
+    world.start(LogOptions { all_dirty: false, chunk: 0, ..LogOptions::new(Tracker::Manual) });
+    assert_eq!(split(&world, 0..512), 1);
+    assert_eq!(world.log().coalesce_pages(0..512), Err(LogError::Running { start: BASE }));
+    world.write_all([0, 700]);
+    world.check_reported([0, 700]);
+}
+
+/// A split that runs out of table pages says so, and what was split before stays.
+#[test]
+fn a_split_without_table_pages_is_an_error() {
+    let mut world = World::with(FEATURES, Pages::Largest, BASE, 1536, 2);
+    world.write_all(0..1536);
+    assert_eq!((levels(&world), world.guest.memory.frames().free()), (BLOCKS, 1));
+    let error = world.log().split_pages(0..1536).unwrap_err();
+    assert!(matches!(error, LogError::Stage2(twofold_stage2::Error::NoTablePage { .. })), "{error}");
+    assert_eq!(levels(&world), [Some(3), Some(2), Some(2)]);
 }
