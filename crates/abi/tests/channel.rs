@@ -312,7 +312,7 @@ fn what_is_no_message_is_refused_by_name() {
         (up(kind::HELLO, None, &[b'x'; 24]), MessageError::Magic([b'x'; 8])),
         (up(kind::HELLO, None, &hello(1, 1, 0)[1..]), length(kind::HELLO, 23)),
         (up(kind::COMMAND, None, &[0, 0, 0, 0, 0, 0, 0, 0]), field("the request", 0)),
-        (up(kind::COMMAND, None, &[1, 0, 0, 0, 5, 0, 0, 0]), field("the command", 5)),
+        (up(kind::COMMAND, None, &[1, 0, 0, 0, 10, 0, 0, 0]), field("the command", 10)),
         (up(kind::COMMAND, None, &[1, 0, 0, 0, 0, 0, 0, 1]), field("a reserved field", 1)),
         (up(kind::INPUT, Some(0), &[]), length(kind::INPUT, 0)),
         (up(kind::INPUT, None, b"x"), MessageError::Guest { kind: kind::INPUT, has: false }),

@@ -59,6 +59,11 @@ fn kinds_and_numbers_are_the_documented_ones() {
             (command::CONTINUE.into(), "continue"),
             (command::RESET.into(), "reset"),
             (command::QUIT.into(), "quit"),
+            (command::DIRTY_START.into(), "dirty start"),
+            (command::DIRTY_STOP.into(), "dirty stop"),
+            (command::DIRTY.into(), "dirty"),
+            (command::SPLIT.into(), "split"),
+            (command::COALESCE.into(), "coalesce"),
         ],
     );
     numbers(

@@ -5,10 +5,12 @@
 //! So it costs nothing while the launcher is silent and no guest changes.
 //!
 //! What each command does to a guest is decided by [`twofold_vmm::life`], and carried out by [`Vm`]. Here is when it is
-//! answered: a stop when the guest is stopped, statistics after the last figure, and each other one when it is decided. A
-//! command without a guest is carried out on each guest that is in a state for it, and refused if there is none.
+//! answered: a stop when the guest is stopped, statistics after the last figure, a command for all of the guest's RAM after
+//! the last piece, and each other one when it is decided. A command without a guest is carried out on each guest that is in a
+//! state for it, and refused if there is none.
 //!
-//! Invariants: each command is answered once. A piece of the work answers one command, or sends `FIGURES` figures.
+//! Invariants: each command is answered once. A piece of the work answers one command, sends `FIGURES` figures, or is a piece
+//! of a sweep ([`sweep`](crate::vm::sweep)).
 
 use core::fmt::Write;
 
@@ -16,12 +18,12 @@ use arrayvec::{ArrayString, ArrayVec};
 use twofold_abi::channel::wire::{COMMANDS_MAX, KEY_MAX};
 use twofold_abi::channel::{Command, GuestState, Reason};
 use twofold_vmm::console::Console;
-use twofold_vmm::life::NotNow;
 use twofold_vmm::session::{Asked, Guests};
 
 use crate::channel::{self, Polled};
 use crate::schedule::cpu::Progress;
 use crate::vm::commanded::Quit;
+use crate::vm::sweep::{Sweep, Unswept};
 use crate::vm::{self, Vm};
 use crate::{consoles, heap, read_sysreg, stats};
 
@@ -39,8 +41,38 @@ struct All(&'static [Vm]);
 enum UnderWay {
     /// It is answered when no guest that it names is about to stop.
     Stop(Asked),
-    /// The next figure is the one at this place, of this guest.
-    Statistics { asked: Asked, guest: usize, place: usize },
+    /// The next piece of a sweep.
+    Sweep(Sweeping),
+    /// What comes next of this guest.
+    Statistics { asked: Asked, guest: usize, next: Next, leaves: [u64; 4] },
+}
+
+/// A command for the RAM of guests, which was carried out in part.
+struct Sweeping {
+    asked: Asked,
+    sweep: Sweep,
+    /// The guest, and the page of its RAM that is next.
+    guest: usize,
+    page: u64,
+    /// What was found in this guest.
+    found: u64,
+    /// Whether it was carried out on one, or why not on the last one.
+    carried_out: Result<bool, Unswept>,
+}
+
+/// A part of a guest's statistics.
+#[derive(Clone, Copy)]
+enum Next {
+    /// Its dirty log is collected, from this page on.
+    Collect(u64),
+    /// Its leaves are counted, from this page on.
+    Leaves(u64),
+    /// The figure at this place is sent.
+    Figure(usize),
+}
+
+impl Next {
+    const FIRST: Self = Self::Collect(0);
 }
 
 /// Figures that are sent at once.
@@ -98,7 +130,29 @@ impl UnderWay {
                 }
                 None
             }
-            Self::Statistics { asked, guest, place } => figures(asked, guest, place, guests),
+            Self::Sweep(sweeping) => sweeping.piece(guests),
+            Self::Statistics { asked, guest, next, leaves } => {
+                let Some(vm) = guests.0.get(guest) else {
+                    done(asked);
+                    return None;
+                };
+                let (next, leaves) = match next {
+                    Next::Collect(page) => {
+                        // Most guests have no log, and a guest that is off cannot be swept.
+                        let swept = vm.sweep(Sweep::Collect, page).ok();
+                        (swept.and_then(|swept| swept.next).map_or(Next::Leaves(0), Next::Collect), leaves)
+                    }
+                    Next::Leaves(page) => match vm.leaves(page) {
+                        Some((more, next)) => {
+                            let sum = core::array::from_fn(|level| leaves[level] + more[level]);
+                            (next.map_or(Next::Figure(0), Next::Leaves), sum)
+                        }
+                        None => (Next::Figure(0), [0; 4]),
+                    },
+                    Next::Figure(place) => return figures(asked, (guest, leaves), place, guests),
+                };
+                Some(Self::Statistics { asked, guest, next, leaves })
+            }
         }
     }
 }
@@ -138,7 +192,18 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
     let carried_out = match asked.command() {
         Command::Statistics => {
             let guest = asked.guest().map_or(0, usize::from);
-            return Some(UnderWay::Statistics { asked, guest, place: 0 });
+            return Some(UnderWay::Statistics { asked, guest, next: Next::FIRST, leaves: [0; 4] });
+        }
+        Command::DirtyStart => return Some(UnderWay::Sweep(Sweeping::begin(asked, Sweep::Start))),
+        Command::Dirty => return Some(UnderWay::Sweep(Sweeping::begin(asked, Sweep::Collect))),
+        Command::Split => return Some(UnderWay::Sweep(Sweeping::begin(asked, Sweep::Split))),
+        Command::Coalesce => return Some(UnderWay::Sweep(Sweeping::begin(asked, Sweep::Coalesce))),
+        Command::DirtyStop => {
+            match on_each(named, Vm::stop_log) {
+                Ok(()) => done(asked),
+                Err(why) => refuse_sweep(asked, &why),
+            }
+            return None;
         }
         Command::Stop => match on_each(named, Vm::stop) {
             Ok(()) => return Some(UnderWay::Stop(asked)),
@@ -170,10 +235,10 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
 /// # Errors
 ///
 /// None is. This is why not the last one.
-fn on_each(
+fn on_each<E>(
     guests: impl Iterator<Item = &'static Vm>,
-    mut command: impl FnMut(&'static Vm) -> Result<(), NotNow>,
-) -> Result<(), NotNow> {
+    mut command: impl FnMut(&'static Vm) -> Result<(), E>,
+) -> Result<(), E> {
     let mut carried_out = Ok(());
     let mut was_for_one = false;
     for vm in guests {
@@ -185,13 +250,81 @@ fn on_each(
     if was_for_one { Ok(()) } else { carried_out }
 }
 
+impl Sweeping {
+    fn begin(asked: Asked, sweep: Sweep) -> Self {
+        let guest = asked.guest().map_or(0, usize::from);
+        Self { asked, sweep, guest, page: 0, found: 0, carried_out: Ok(false) }
+    }
+
+    /// A piece. `None`: it was the last one, and the command is answered.
+    fn piece(mut self, guests: All) -> Option<UnderWay> {
+        let Some(vm) =
+            guests.0.get(self.guest).filter(|_| self.asked.guest().is_none_or(|one| one == self.guest as u16))
+        else {
+            match self.carried_out {
+                Ok(_) => done(self.asked),
+                Err(why) => refuse_sweep(self.asked, &why),
+            }
+            return None;
+        };
+        match vm.sweep(self.sweep, self.page) {
+            Ok(swept) => {
+                self.found += swept.found;
+                if let Some(next) = swept.next {
+                    self.page = next;
+                    return Some(UnderWay::Sweep(self));
+                }
+                if self.sweep == Sweep::Start {
+                    (self.sweep, self.page) = (Sweep::Protect, 0);
+                    return Some(UnderWay::Sweep(self));
+                }
+                self.send(vm);
+                self.carried_out = Ok(true);
+            }
+            Err(why)
+                if self.asked.guest().is_none() && self.page == 0 && self.sweep != Sweep::Protect && why.is_state() =>
+            {
+                // Another guest may be in a state for it.
+                if !matches!(self.carried_out, Ok(true)) {
+                    self.carried_out = Err(why);
+                }
+            }
+            Err(why) => {
+                refuse_sweep(self.asked, &why);
+                return None;
+            }
+        }
+        if self.sweep == Sweep::Protect {
+            self.sweep = Sweep::Start;
+        }
+        (self.guest, self.page, self.found) = (self.guest + 1, 0, 0);
+        Some(UnderWay::Sweep(self))
+    }
+
+    /// Sends what was found in a guest.
+    fn send(&self, vm: &Vm) {
+        let found = match self.sweep {
+            Sweep::Start | Sweep::Protect => return,
+            Sweep::Collect => "dirty.found",
+            Sweep::Split => "split.blocks",
+            Sweep::Coalesce => "coalesce.blocks",
+        };
+        let collected = vm.collected().filter(|_| self.sweep == Sweep::Collect);
+        let _ = channel::with_session(|session, launcher| {
+            let mut figure = |key, value| self.asked.figure(Some(self.guest as u16), key, value, session, launcher);
+            figure(found, self.found);
+            if let Some(collected) = collected {
+                figure("dirty.pages", collected);
+            }
+        });
+    }
+}
+
 /// Sends the next figures. `None`: these were the last ones, and the command is answered.
-fn figures(asked: Asked, guest: usize, place: usize, guests: All) -> Option<UnderWay> {
-    let Some(vm) = guests.0.get(guest) else {
-        done(asked);
-        return None;
-    };
+fn figures(asked: Asked, (guest, leaves): (usize, [u64; 4]), place: usize, guests: All) -> Option<UnderWay> {
+    let vm = &guests.0[guest];
     let ((counter, still), (ran, stolen), of_guest) = (vm.counter(), vm.times(), vm.figures());
+    let collected = vm.collected();
     let (mut sent, mut index) = (0, 0);
     let _ = channel::with_session(|session, launcher| {
         let mut figure = |group: &str, name: &str, value: u64| {
@@ -210,21 +343,43 @@ fn figures(asked: Asked, guest: usize, place: usize, guests: All) -> Option<Unde
         figure("counter", "frequency", read_sysreg!(CNTFRQ_EL0));
         figure("cpu", "ran", ran);
         figure("cpu", "stolen", stolen);
-        stats::for_each_figure(&of_guest, figure);
+        for (level, name) in stats::LEAVES {
+            figure("leaves", name, leaves[level]);
+        }
+        stats::for_each_figure(&of_guest, &mut figure);
+        // The last one: a log may start or stop between two pieces.
+        if let Some(collected) = collected {
+            figure("dirty", "pages", collected);
+        }
     });
     if sent == FIGURES {
-        return Some(UnderWay::Statistics { asked, guest, place: place + FIGURES });
+        return Some(UnderWay::Statistics { asked, guest, next: Next::Figure(place + FIGURES), leaves });
     }
     if asked.guest().is_none() && guest + 1 < guests.0.len() {
-        return Some(UnderWay::Statistics { asked, guest: guest + 1, place: 0 });
+        return Some(UnderWay::Statistics { asked, guest: guest + 1, next: Next::FIRST, leaves: [0; 4] });
     }
+    let free = free_frames(guests);
     let _ = channel::with_session(|session, launcher| {
         if asked.guest().is_none() {
             asked.figure(None, "heap.grown", heap::grown(), session, launcher);
+            asked.figure(None, "memory.free", free * 4096, session, launcher);
         }
         asked.done(session, launcher);
     });
     None
+}
+
+/// Frames of the machine that no guest uses.
+fn free_frames(guests: All) -> u64 {
+    let own = |vm: &Vm| vm.memory().frames().free();
+    let shared = |vm: &Vm| vm.memory().frames().free_to_all(vm.memory().stage2().platform());
+    // Guests that share frames share the same ones.
+    guests.0.iter().map(own).sum::<u64>() + guests.0.iter().map(shared).max().unwrap_or(0)
+}
+
+fn refuse_sweep(asked: Asked, why: &Unswept) {
+    let reason = if why.is_state() { Reason::State } else { Reason::Failed };
+    refuse(asked, reason, format_args!("{why}"));
 }
 
 fn done(asked: Asked) {

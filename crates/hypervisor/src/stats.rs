@@ -363,7 +363,7 @@ fn report_masked<'a>(vcpus: &(impl Iterator<Item = &'a Stats> + Clone)) {
 }
 
 /// The sizes of leaf, by level.
-const LEAVES: [(usize, &str); 3] = [(3, "pages_4k"), (2, "blocks_2m"), (1, "blocks_1g")];
+pub(crate) const LEAVES: [(usize, &str); 3] = [(3, "pages_4k"), (2, "blocks_2m"), (1, "blocks_1g")];
 /// The devices with a row of their own.
 const DEVICES: [(Purpose, &str); 4] =
     [(Purpose::Gic, "gic"), (Purpose::Uart, "uart"), (Purpose::Rtc, "rtc"), (Purpose::Virtio, "virtio")];

@@ -47,8 +47,10 @@ use crate::switch::{LastVcpu, Seat};
 use crate::vcpu::state::Vcpu;
 use crate::virtio::{Around, Place};
 use crate::{channel, control, cpus, platform, power, schedule, shutdown};
+use sweep::Sweeps;
 
 pub(crate) mod commanded;
+pub(crate) mod sweep;
 
 /// The virtual machine.
 pub struct Vm {
@@ -86,6 +88,7 @@ pub struct Vm {
     refusals: Refusals,
     /// Whether it runs, and how far its counters are behind the machine's.
     life: Shared,
+    sweeps: Sweeps,
     pub(crate) vcpus: Vec<VcpuSlot>,
     /// The number of the first vCPU's entity. Those of the others follow.
     first: usize,
@@ -249,6 +252,7 @@ impl Vm {
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
             refusals: Refusals::default(),
             life: Shared::new(),
+            sweeps: Sweeps::default(),
             first,
             vcpus,
             ram,
@@ -532,8 +536,9 @@ impl restart::Guest for Vm {
 
     fn has_turns(&self) -> bool {
         // A vCPU's lock is free only between two turns, and a turn that begins after this looked sees that the guest has
-        // stopped. So it is with the I/O task's.
-        self.vcpus.iter().any(|vcpu| vcpu.state.try_lock().is_none()) || self.devices.virtio.has_turn()
+        // stopped. So it is with the I/O task's, and with a piece of a sweep.
+        let vcpus = self.vcpus.iter().any(|vcpu| vcpu.state.try_lock().is_none());
+        vcpus || self.devices.virtio.has_turn() || self.sweeps.has_turn()
     }
 
     fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error> {

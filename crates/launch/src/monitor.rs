@@ -9,22 +9,29 @@ use twofold_abi::channel::Command;
 
 use crate::hub::Hub;
 use crate::sample::word;
+use crate::session::Answer;
 
 /// The commands that the monitor carries out.
 pub const HELP: &str = "\
-stat [GUEST]     what each guest does, and its figures
-stop [GUEST]     stops the guest: no vCPU runs, and its counters stand still
-cont [GUEST]     lets it go on
-reset [GUEST]    starts it anew from its images
-quit [GUEST]     ends the guest; without a name, all guests, and so the machine
-help             this text
+stat [GUEST]         what each guest does, and its figures
+stop [GUEST]         stops the guest: no vCPU runs, and its counters stand still
+cont [GUEST]         lets it go on
+reset [GUEST]        starts it anew from its images
+dirty start [GUEST]  starts a dirty log of its RAM
+dirty [GUEST]        how many pages it wrote since the log started, or was last looked at by `dirty` or `stat`
+dirty stop [GUEST]   stops the log; what it has split stays split
+split [GUEST]        splits the blocks that map its RAM into pages
+coalesce [GUEST]     makes blocks of pages again, where all of a block was touched, and no log runs
+quit [GUEST]         ends the guest; without a name, all guests, and so the machine
+help                 this text
 Without a name, a command is for the guest whose console this is.
 ";
 
 /// Carries out a line of the user's, for the guest `current` if it names none.
 pub fn command(hub: &Hub, current: u16, line: &str) -> String {
-    let mut words = line.split_whitespace();
+    let mut words = line.split_whitespace().peekable();
     let Some(name) = words.next() else { return String::new() };
+    let part = if name == "dirty" { words.next_if(|word| matches!(*word, "start" | "stop")) } else { None };
     let named = match (words.next(), words.next()) {
         (_, Some(more)) => {
             return format!("{more:?} is too much: give a command and at most one guest; `help` has all\n");
@@ -35,23 +42,40 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
             None => return no_guest(hub, guest),
         },
     };
-    let command = match name {
-        "help" => return HELP.to_owned(),
-        "stat" => return statistics(hub, named),
-        "stop" => Command::Stop,
-        "cont" => Command::Continue,
-        "reset" => Command::Reset,
-        "quit" => Command::Quit,
+    let command = match (name, part) {
+        ("help", _) => return HELP.to_owned(),
+        ("stat", _) => return statistics(hub, named),
+        ("stop", _) => Command::Stop,
+        ("cont", _) => Command::Continue,
+        ("reset", _) => Command::Reset,
+        ("dirty", Some("start")) => Command::DirtyStart,
+        ("dirty", Some(_)) => Command::DirtyStop,
+        ("dirty", None) => Command::Dirty,
+        ("split", _) => Command::Split,
+        ("coalesce", _) => Command::Coalesce,
+        ("quit", _) => Command::Quit,
         _ => return format!("there is no command {name:?}; `help` has all\n"),
     };
+    let name = part.map_or_else(|| name.to_owned(), |part| format!("{name} {part}"));
     let guest = if command == Command::Quit { named } else { Some(named.unwrap_or(current)) };
     match hub.session().ask(guest, command) {
         Ok(answer) => match answer.refusal {
-            None => format!("{name}: done\n"),
+            None => format!("{name}: done{}\n", found(&answer, guest)),
             Some(refusal) => format!("{name}: refused: {}\n", refusal.text),
         },
         Err(why) => format!("{name}: {why}\n"),
     }
+}
+
+/// What a command found in a guest.
+fn found(answer: &Answer, guest: Option<u16>) -> String {
+    let figure = |key: &str| answer.figure(guest, key);
+    if let (Some(found), Some(all)) = (figure("dirty.found"), figure("dirty.pages")) {
+        return format!(", {found} pages written since the last look, {all} in all");
+    }
+    let blocks = [("split.blocks", "split"), ("coalesce.blocks", "made")];
+    let blocks = blocks.iter().find_map(|(key, how)| Some((figure(key)?, how)));
+    blocks.map_or_else(String::new, |(blocks, how)| format!(", {blocks} blocks {how}"))
 }
 
 /// What is said of a guest that is not there.
@@ -93,7 +117,30 @@ mod tests {
         assert!(said("halt").contains("there is no command \"halt\""));
         assert!(said("stop mail").contains("there is no guest mail; there is web, db"));
         assert!(said("stop web now").contains("\"now\" is too much"));
-        assert!(command(&ended, 0, "stop").contains("the hypervisor has ended"));
+        assert!(said("dirty mail").contains("there is no guest mail"));
+        assert!(said("dirty start mail").contains("there is no guest mail"));
+        assert!(said("dirty stop web now").contains("\"now\" is too much"));
+        assert!(said("split start").contains("there is no guest start"));
+        for line in ["stop", "dirty", "dirty start", "dirty stop web", "split", "coalesce web"] {
+            let (name, _) = line.split_once(" web").unwrap_or((line, ""));
+            assert_eq!(command(&ended, 0, line), format!("{name}: {}\n", crate::session::SessionError::Ended));
+        }
         assert!(command(&ended, 0, "stat").contains("the hypervisor has ended"));
+    }
+
+    #[test]
+    fn what_was_found_is_said() {
+        let answer = |figures: &[(&str, u64)]| Answer {
+            figures: figures.iter().map(|(key, value)| (Some(1), (*key).to_owned(), *value)).collect(),
+            refusal: None,
+        };
+        let said = |figures: &[(&str, u64)]| found(&answer(figures), Some(1));
+        assert_eq!(
+            said(&[("dirty.found", 3), ("dirty.pages", 70)]),
+            ", 3 pages written since the last look, 70 in all"
+        );
+        assert_eq!(said(&[("split.blocks", 31)]), ", 31 blocks split");
+        assert_eq!(said(&[("coalesce.blocks", 0)]), ", 0 blocks made");
+        assert_eq!((said(&[]), found(&answer(&[("split.blocks", 31)]), Some(0))), (String::new(), String::new()));
     }
 }

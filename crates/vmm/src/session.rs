@@ -203,7 +203,7 @@ impl Asked {
         self.command
     }
 
-    /// Sends a figure of [`Command::Statistics`]. `key` has dotted parts of `[a-z0-9_]`, 64 bytes at most.
+    /// Sends a figure. `key` has dotted parts of `[a-z0-9_]`, 64 bytes at most.
     pub fn figure(&self, guest: Option<u16>, key: &str, value: u64, session: &Session, launcher: &mut impl Launcher) {
         if self.is_of(session) {
             launcher.send(guest, &ToLauncher::Statistic { request: self.request, key, value });

@@ -53,10 +53,15 @@ fn session(data: &[u8]) {
     let mut bytes = data;
     while let Some(command) = session.read(&mut bytes, &guests, &mut answers) {
         asked.push(command.command());
-        if command.command() == Command::Stop {
-            command.refused(Reason::State, format_args!("{data:?}"), &session, &mut answers);
-        } else {
-            command.done(&session, &mut answers);
+        match command.command() {
+            Command::Stop => command.refused(Reason::State, format_args!("{data:?}"), &session, &mut answers),
+            Command::Statistics | Command::Dirty | Command::Split | Command::Coalesce => {
+                command.figure(command.guest(), "dirty.found", data.len() as u64, &session, &mut answers);
+                command.done(&session, &mut answers);
+            }
+            Command::Continue | Command::Reset | Command::Quit | Command::DirtyStart | Command::DirtyStop => {
+                command.done(&session, &mut answers);
+            }
         }
         for console in &guests.0 {
             let mut console = console.borrow_mut();
@@ -71,6 +76,8 @@ fn session(data: &[u8]) {
     assert!(bytes.is_empty());
     let refused = asked.iter().filter(|&&command| command == Command::Stop).count();
     assert_eq!(answers.done, asked.len() - refused);
+    let found = [Command::Statistics, Command::Dirty, Command::Split, Command::Coalesce];
+    assert_eq!(answers.figures, asked.iter().filter(|command| found.contains(command)).count());
     assert!(answers.refused >= refused);
 }
 
@@ -78,6 +85,7 @@ fn session(data: &[u8]) {
 struct Answers {
     done: usize,
     refused: usize,
+    figures: usize,
 }
 
 impl Launcher for Answers {
@@ -96,6 +104,7 @@ impl Launcher for Answers {
         match ToLauncher::read(&frame).expect("an answer is a message") {
             ToLauncher::Done(_) => self.done += 1,
             ToLauncher::Refused { .. } => self.refused += 1,
+            ToLauncher::Statistic { key: "dirty.found", .. } => self.figures += 1,
             _ => {}
         }
     }

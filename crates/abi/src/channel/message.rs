@@ -65,6 +65,16 @@ pub enum Command {
     Reset,
     /// End the guest; without a guest: end the hypervisor.
     Quit,
+    /// Start a dirty log of the guest's RAM.
+    DirtyStart,
+    /// Stop it.
+    DirtyStop,
+    /// Collect the pages that were written since it started or was last collected, and send how many.
+    Dirty,
+    /// Split the blocks of the guest's RAM, and send how many.
+    Split,
+    /// Make blocks of the guest's RAM, and send how many.
+    Coalesce,
 }
 
 /// Why a frame is refused.
@@ -341,7 +351,8 @@ macro_rules! numbers {
 }
 
 numbers!(Command: u8, "the command", Statistics = command::STATISTICS, Stop = command::STOP,
-    Continue = command::CONTINUE, Reset = command::RESET, Quit = command::QUIT);
+    Continue = command::CONTINUE, Reset = command::RESET, Quit = command::QUIT, DirtyStart = command::DIRTY_START,
+    DirtyStop = command::DIRTY_STOP, Dirty = command::DIRTY, Split = command::SPLIT, Coalesce = command::COALESCE);
 numbers!(Reason: u16, "the reason", Version = reason::VERSION, Malformed = reason::MALFORMED, Kind = reason::KIND,
     Guest = reason::GUEST, State = reason::STATE, Busy = reason::BUSY, Credit = reason::CREDIT,
     Failed = reason::FAILED);

@@ -81,6 +81,16 @@ pub mod command {
     pub const RESET: u8 = 3;
     /// End the guest; without a guest: end the hypervisor.
     pub const QUIT: u8 = 4;
+    /// Start the guest's dirty log.
+    pub const DIRTY_START: u8 = 5;
+    /// Stop the guest's dirty log.
+    pub const DIRTY_STOP: u8 = 6;
+    /// Collect the guest's dirty log.
+    pub const DIRTY: u8 = 7;
+    /// Split the guest's blocks.
+    pub const SPLIT: u8 = 8;
+    /// Make blocks of the guest's pages.
+    pub const COALESCE: u8 = 9;
 }
 
 /// Values of [`Refusal::reason`].

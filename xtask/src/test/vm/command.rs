@@ -39,6 +39,25 @@ pub fn run(machines: &Machines) -> anyhow::Result<()> {
     let (is_done, refused) = monitor("stop")?;
     ensure!(!is_done && refused.starts_with("stop: refused: "), "{refused}");
     ensure!(monitor("cont")?.1 == "cont: done\n");
+    let (is_done, refused) = monitor("dirty")?;
+    ensure!(!is_done && refused.starts_with("dirty: refused: ") && refused.contains("does not run"), "{refused}");
+    ensure!(monitor("dirty start two")?.1 == "dirty start: done\n");
+    ensure!(monitor("dirty start")?.1 == "dirty start: done\n");
+    let (_, dirty) = monitor("dirty two")?;
+    ensure!(dirty.starts_with("dirty: done, ") && dirty.contains(" pages written since the last look, "), "{dirty}");
+    let (_, metrics) = twofold.said(["stat", "--openmetrics"])?;
+    for line in
+        ["twofold_dirty_total{guest=\"one\",kind=\"pages\"} ", "twofold_leaves{guest=\"two\",kind=\"blocks_2m\"} "]
+    {
+        ensure!(metrics.contains(line), "{line}: {metrics}");
+    }
+    let (is_done, refused) = monitor("coalesce")?;
+    ensure!(!is_done && refused.contains("stop it first"), "{refused}");
+    ensure!(monitor("dirty stop")?.1 == "dirty stop: done\n");
+    for (line, end) in [("split", " blocks split\n"), ("coalesce", " blocks made\n")] {
+        let (_, blocks) = monitor(line)?;
+        ensure!(blocks.starts_with(&format!("{line}: done, ")) && blocks.ends_with(end), "{blocks}");
+    }
     ensure!(monitor("reset two")?.1 == "reset: done\n");
     ensure!(monitor("quit two")?.1 == "quit: done\n");
     ensure!(twofold.states()? == "one=running two=off", "{}", twofold.states()?);

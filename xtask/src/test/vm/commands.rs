@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, ensure};
+use twofold_abi::bundle::flags;
 use twofold_abi::channel::{Command, GuestState, Reason};
 use twofold_launch::session::{Answer, Session};
 use twofold_launch::{Driver, GuestSettings};
@@ -80,6 +81,93 @@ pub fn wall_time(machines: &Machines) -> anyhow::Result<()> {
     })?;
     ensure!(outcome.control.end.as_deref() == Some("quit"), "{:?}", outcome.control.end);
     ensure!(outcome.control.report.get("exits.interrupt").is_some(), "there is no report");
+    Ok(())
+}
+
+/// A guest has a dirty log, and its blocks are split and made again, while it runs, while it is stopped and across a reset,
+/// beside a guest that must not notice. No piece of that keeps interrupts masked for long.
+pub fn memory(machines: &Machines) -> anyhow::Result<()> {
+    const MASKED: u64 = 20_000;
+    let [one, two] = [machines.bare("one", 1, &format!("pace={STEP}")), machines.bare("two", 1, "watch=2500")]
+        .map(|guest| GuestSettings { flags: guest.flags | flags::COUNT, ..guest });
+    let guests = vec![GuestSettings { memory: 512 << 20, ..one }, two];
+    let (outcome, ()) = machines.driven(guests, Clock::Counted, |driver| {
+        let mut one = Commanded::begin(driver, 0, "[one] ")?;
+        one.paces(2)?;
+        let found = |one: &mut Commanded, command, key: &str| one.ask(command)?.accepted()?.value(key);
+        let leaves = |one: &mut Commanded| {
+            let figures = one.statistics()?;
+            Ok::<_, anyhow::Error>((figures.value("leaves.blocks_2m")?, figures.value("leaves.pages_4k")?))
+        };
+        let (blocks, pages) = leaves(&mut one)?;
+        ensure!(blocks > 0, "the guest has {blocks} blocks and {pages} pages at first");
+        ensure!(found(&mut one, Command::Coalesce, "coalesce.blocks")? == 0, "blocks are made of what nothing split");
+
+        // Without a log there is nothing to look at, and with one nothing is coalesced.
+        one.ask(Command::Dirty)?.refused(Reason::State)?;
+        one.ask(Command::DirtyStop)?.refused(Reason::State)?;
+        ensure!(one.statistics()?.value("dirty.pages").is_err(), "a log runs that nothing started");
+        one.ask(Command::DirtyStart)?.accepted()?;
+        one.ask(Command::DirtyStart)?.refused(Reason::State)?;
+        one.ask(Command::Coalesce)?.refused(Reason::State)?;
+        one.paces(2)?;
+        let first = one.ask(Command::Dirty)?.accepted()?;
+        let (dirty, all) = (first.value("dirty.found")?, first.value("dirty.pages")?);
+        ensure!(dirty == all && (1..=512 * blocks).contains(&dirty), "{dirty} pages are dirty, {all} in all");
+        // The same pages, more or less, once more.
+        one.paces(2)?;
+        let again = one.ask(Command::Dirty)?.accepted()?;
+        ensure!(again.value("dirty.found")? > 0, "a page that was written again is not dirty");
+        ensure!(again.value("dirty.pages")? == all + again.value("dirty.found")?, "{first:?}, then {again:?}");
+        let (left, split) = leaves(&mut one)?;
+        ensure!(left < blocks && split > pages, "after writes there are {left} blocks and {split} pages");
+
+        // A guest that is stopped writes nothing.
+        one.ask(Command::Stop)?.accepted()?;
+        one.state(GuestState::Stopped)?;
+        let all = found(&mut one, Command::Dirty, "dirty.pages")?;
+        ensure!(found(&mut one, Command::Dirty, "dirty.found")? == 0, "a stopped guest writes");
+        ensure!(one.statistics()?.value("dirty.pages")? == all, "a stopped guest writes");
+        one.go_on()?;
+        one.paces(1)?;
+        ensure!(one.statistics()?.value("dirty.pages")? > all, "statistics do not collect the log");
+        one.ask(Command::DirtyStop)?.accepted()?;
+        ensure!(one.statistics()?.value("dirty.pages").is_err(), "a log runs that was stopped");
+
+        let (left, _) = leaves(&mut one)?;
+        let made = found(&mut one, Command::Coalesce, "coalesce.blocks")?;
+        ensure!(left + made == blocks, "{made} blocks were made beside {left}, and there were {blocks}");
+        ensure!(leaves(&mut one)? == (blocks, pages), "{:?} leaves after all was undone", leaves(&mut one)?);
+        for _ in 0..3 {
+            ensure!(found(&mut one, Command::Split, "split.blocks")? == blocks, "not all {blocks} blocks were split");
+            ensure!(leaves(&mut one)? == (0, pages + 512 * blocks), "{:?} leaves after a split", leaves(&mut one)?);
+            one.paces(1)?;
+            ensure!(found(&mut one, Command::Coalesce, "coalesce.blocks")? == blocks, "not all blocks were made again");
+            ensure!(leaves(&mut one)? == (blocks, pages), "{:?} leaves after a coalesce", leaves(&mut one)?);
+            one.paces(1)?;
+        }
+
+        // A log survives a reset. Both guests at once; then the one that is off is left out.
+        one.ask(Command::DirtyStart)?.accepted()?;
+        one.reset()?;
+        one.paces(1)?;
+        ensure!(found(&mut one, Command::Dirty, "dirty.found")? >= 512, "a reset writes RAM");
+        let both = one.session.ask(None, Command::Split)?.accepted()?;
+        ensure!([0, 1].map(|guest| both.figure(Some(guest), "split.blocks").is_some()) == [true, true], "{both:?}");
+        one.session.ask(None, Command::DirtyStop)?.accepted()?;
+        one.session.wait_for(1, 0, GuestState::Off)?;
+        let both = one.session.ask(None, Command::Coalesce)?.accepted()?;
+        ensure!([0, 1].map(|guest| both.figure(Some(guest), "coalesce.blocks").is_some()) == [true, false], "{both:?}");
+        one.session.ask(Some(1), Command::Split)?.refused(Reason::State)?;
+        let free = one.session.ask(None, Command::Statistics)?.accepted()?.value("memory.free")?;
+        ensure!(free > 64 << 20, "{free} bytes are free");
+        one.session.ask(None, Command::Quit)?.accepted()?;
+        Ok(())
+    })?;
+    let masked = outcome.control.report.get("longest_masked.vcpu_switch").context("nothing was counted")?;
+    output::remark(&format!("{masked} instructions with interrupts masked at most, {MASKED} allowed"));
+    ensure!(masked <= MASKED, "{masked} instructions with interrupts masked, and {MASKED} are the most");
+    figure(&outcome, "[two] watch: ", " rounds, nothing changed")?;
     Ok(())
 }
 
@@ -289,8 +377,8 @@ impl Commanded {
     fn quit(&mut self) -> anyhow::Result<()> {
         self.ask(Command::Quit)?.accepted()?;
         self.state(GuestState::Off)?;
-        for command in [Command::Stop, Command::Continue, Command::Reset, Command::Quit] {
-            self.ask(command)?.refused(Reason::State)?;
+        for command in Command::ALL.iter().filter(|command| **command != Command::Statistics) {
+            self.ask(*command)?.refused(Reason::State)?;
         }
         Ok(())
     }
@@ -316,7 +404,11 @@ impl Judged for Answer {
 
     fn refused(self, reason: Reason) -> anyhow::Result<()> {
         let found = self.refusal.map(|refusal| refusal.reason);
-        ensure!(found == Some(reason), "a command is to be refused with {reason:?}, and is with {found:?}");
+        ensure!(
+            found == Some(reason),
+            "a command is to be refused with {reason:?}, and is with {found:?}: {:?}",
+            self.figures
+        );
         Ok(())
     }
 

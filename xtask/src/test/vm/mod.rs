@@ -102,6 +102,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("commands_to_a_guest_that_spins", Depth::Quick, |machines| commands::commands(machines, "spin")),
     ("commands_to_a_guest_in_wfi", Depth::Full, |machines| commands::commands(machines, "interrupt")),
     ("commands_to_a_guest_in_cpu_suspend", Depth::Full, |machines| commands::commands(machines, "suspend")),
+    ("commands_to_the_memory_of_a_guest", Depth::Quick, commands::memory),
     ("a_stopped_guest_has_wall_time", Depth::Quick, commands::wall_time),
     ("a_guest_beside_an_idle_cpu_is_stopped", Depth::Quick, commands::beside_an_idle_cpu),
     ("stops_and_resets_while_all_vcpus_spin", Depth::Full, |machines| commands::contended(machines, 20)),

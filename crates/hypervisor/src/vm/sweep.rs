@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Work on all of a guest's RAM for the launcher's commands, in pieces, while the guest may run: its dirty log, its blocks, and
+//! how it is mapped.
+//!
+//! # A piece, and the guest's end or reset
+//!
+//! - P1. The piece takes the guest's lock for sweeps.
+//! - P2. It looks whether the guest runs or is stopped. If it does neither, the piece does nothing.
+//! - P3. It works.
+//! - P4. It gives the lock back.
+//!
+//! A release and a restart change the guest's life first. Then they wait until this lock is free, as for the vCPUs' locks
+//! (`Vm::has_turns`). A piece that had taken the lock before is waited for. One that takes it later sees the change in P2. So a
+//! piece never works on memory that is released or cleared.
+//!
+//! Invariant: a piece executes at most 20,000 instructions, and the CPU takes its interrupts after each; but the first piece
+//! of a log makes and fills its bitmaps, which takes longer for a guest of more than 512 MiB.
+
+use core::ops::Range;
+
+use spin::Mutex;
+use twofold_abi::virt;
+use twofold_memory::dirty::{DirtyLog, LogError, LogOptions, Tracker};
+use twofold_stage2::Ipa;
+use twofold_vmm::life::{NotNow, State};
+
+use super::Vm;
+use crate::experiment::EnginePlatform;
+
+/// What a sweep does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sweep {
+    /// Start a dirty log, with all pages in it. [`Protect`](Self::Protect) comes next.
+    Start,
+    /// Clear the log: from here on, the pages that the guest writes are in it.
+    Protect,
+    /// Collect it.
+    Collect,
+    /// Split blocks.
+    Split,
+    /// Make blocks.
+    Coalesce,
+}
+
+/// A guest's lock for sweeps (P1), with the number of pages that its log has collected.
+#[derive(Default)]
+pub(crate) struct Sweeps(Mutex<u64>);
+
+/// What a piece did.
+pub(crate) struct Swept {
+    /// Pages that were collected, or blocks that were split or made.
+    pub(crate) found: u64,
+    /// The page of RAM to continue from; `None`: this was the last piece.
+    pub(crate) next: Option<u64>,
+}
+
+/// Why a piece did nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unswept {
+    /// The guest is not in a state for it.
+    #[error(transparent)]
+    Guest(#[from] NotNow),
+    /// The log or the tables are not, or cannot be changed.
+    #[error(transparent)]
+    Log(#[from] LogError),
+}
+
+impl Unswept {
+    /// Whether it is the guest's state or its log's, and no failure.
+    pub(crate) fn is_state(&self) -> bool {
+        matches!(self, Self::Guest(_) | Self::Log(LogError::Running { .. } | LogError::NotRunning { .. }))
+    }
+}
+
+/// Pages of a piece that looks at each page: two huge pages, whose pages may all be written or split.
+const PIECE: u64 = 2 * 512;
+/// Pages of a piece that looks at tables.
+const TABLES_PIECE: u64 = 128 * 512;
+
+impl Sweeps {
+    /// Whether a piece is under way.
+    pub(crate) fn has_turn(&self) -> bool {
+        self.0.try_lock().is_none()
+    }
+}
+
+impl Vm {
+    /// A piece of a sweep, from this page of RAM on.
+    pub(crate) fn sweep(&self, sweep: Sweep, page: u64) -> Result<Swept, Unswept> {
+        let mut collected = self.sweeps.0.lock();
+        let log = self.ram_log()?;
+        let (pages, next) = piece(page, PIECE, log.pages());
+        let found = match sweep {
+            Sweep::Start => {
+                // A block is split when the guest first writes to it.
+                log.start(&LogOptions { chunk: 0, ..LogOptions::new(Tracker::Manual) })?;
+                *collected = 0;
+                return Ok(Swept { found: 0, next: None });
+            }
+            Sweep::Protect => {
+                log.collect(pages)?;
+                0
+            }
+            Sweep::Collect => {
+                let found = log.collect(pages)?;
+                *collected += found;
+                found
+            }
+            Sweep::Split => log.split_pages(pages)?,
+            // Pages that no block can be made of would not be refused.
+            Sweep::Coalesce if log.tracker().is_some() => {
+                return Err(LogError::Running { start: Ipa::new(virt::RAM_BASE) }.into());
+            }
+            Sweep::Coalesce => log.coalesce_pages(pages)?,
+        };
+        Ok(Swept { found, next })
+    }
+
+    /// Stops the dirty log.
+    pub(crate) fn stop_log(&self) -> Result<(), Unswept> {
+        let _piece = self.sweeps.0.lock();
+        Ok(self.ram_log()?.stop()?)
+    }
+
+    /// The pages that the dirty log has collected; `None`: no log runs.
+    pub(crate) fn collected(&self) -> Option<u64> {
+        let collected = self.sweeps.0.lock();
+        self.memory.dirty_log(self.ram).ok()?.tracker().map(|_| *collected)
+    }
+
+    /// The leaves that map a piece of RAM from this page on, by level, and the page to continue from. `None`: the guest is
+    /// not in a state for it.
+    pub(crate) fn leaves(&self, page: u64) -> Option<([u64; 4], Option<u64>)> {
+        let _piece = self.sweeps.0.lock();
+        let log = self.ram_log().ok()?;
+        let (pages, next) = piece(page, TABLES_PIECE, log.pages());
+        let at = |page: u64| Ipa::new(virt::RAM_BASE + page * 4096);
+        let leaves = self.memory.stage2().count_leaves(at(pages.start)..at(pages.end)).ok()?;
+        Some((leaves, next))
+    }
+
+    /// P2. The log of RAM, if the guest runs or is stopped.
+    fn ram_log(&self) -> Result<DirtyLog<'_, EnginePlatform>, Unswept> {
+        match self.life.change(|life, _| life.state()) {
+            State::Running | State::Stopping | State::Stopped => Ok(self.memory.dirty_log(self.ram)?),
+            other => Err(NotNow(other).into()),
+        }
+    }
+}
+
+fn piece(page: u64, most: u64, all: u64) -> (Range<u64>, Option<u64>) {
+    let end = (page + most).min(all);
+    (page..end, (end < all).then_some(end))
+}
