@@ -11,6 +11,8 @@ use twofold_launch::sample::Sample;
 
 /// It does not count anything.
 const FREQUENCY: &str = "counter.frequency";
+/// The group of what is now, and does not count.
+const LEAVES: &str = "leaves";
 
 /// The text.
 pub fn text(sample: &Sample) -> String {
@@ -49,13 +51,14 @@ pub fn text(sample: &Sample) -> String {
         groups.entry(group).or_default().insert(name);
     }
     for (group, names) in groups {
-        let _ = writeln!(text, "# TYPE twofold_{group} counter");
+        let (kind, suffix) = if group == LEAVES { ("gauge", "") } else { ("counter", "_total") };
+        let _ = writeln!(text, "# TYPE twofold_{group} {kind}");
         let _ = writeln!(text, "# HELP twofold_{group} The figures {group}.* of a guest (docs/stat.md).");
         for guest in guests {
             for (name, value) in
                 names.iter().filter_map(|name| Some((name, guest.figures.get(&format!("{group}.{name}"))?)))
             {
-                let _ = writeln!(text, "twofold_{group}_total{{guest=\"{}\",kind=\"{name}\"}} {value}", guest.name);
+                let _ = writeln!(text, "twofold_{group}{suffix}{{guest=\"{}\",kind=\"{name}\"}} {value}", guest.name);
             }
         }
     }
@@ -76,6 +79,17 @@ mod tests {
         assert_eq!(exits[2], "twofold_exits_total{guest=\"web\",kind=\"data_abort\"} 600");
         assert_eq!(exits[5], "twofold_exits_total{guest=\"db\",kind=\"hvc\"} 900");
         assert!(text.contains("twofold_guest_running{guest=\"db\"} 0\n") && text.ends_with("# EOF\n"));
+        for line in [
+            "# TYPE twofold_leaves gauge",
+            "twofold_leaves{guest=\"web\",kind=\"pages_4k\"} 1234",
+            "# TYPE twofold_dirty counter",
+            "twofold_dirty_total{guest=\"web\",kind=\"pages\"} 300",
+            "twofold_disk_total{guest=\"web\",kind=\"requests\"} 150",
+            "twofold_net_total{guest=\"db\",kind=\"bytes_sent\"} 3000",
+            "twofold_hypervisor{kind=\"memory.free\"} 2022703104",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
+        }
         let mut seen: Vec<&str> = Vec::new();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let name = line.split('{').next().unwrap_or_default();

@@ -43,7 +43,8 @@ pub struct Options {
 
 /// What `--help` has at its end.
 pub const HELP: &str = "\
-Without a terminal the samples are printed as with --json. docs/stat.md explains the figures.
+Without a terminal the samples are printed as with --json. docs/stat.md explains the figures. The dirty rate is there while
+a log runs, which `twofold attach NAME --command 'dirty start'` starts.
 
 Examples:
   twofold stat

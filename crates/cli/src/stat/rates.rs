@@ -58,6 +58,13 @@ impl GuestRates {
         Some(rates.sum())
     }
 
+    /// The rates of those of these keys that are known, together.
+    pub fn sum(&self, keys: &[&str]) -> Option<f64> {
+        let mut rates = keys.iter().filter_map(|key| self.rates.get(*key).copied()).peekable();
+        rates.peek()?;
+        Some(rates.sum())
+    }
+
     /// The share of a second that a rate of ticks is, by the guest's counter.
     pub fn share(&self, key: &str) -> Option<f64> {
         let frequency = *self.sample.figures.get("counter.frequency")? as f64;
@@ -71,7 +78,7 @@ pub mod tests {
 
     /// Two samples of two guests, a second and a half apart.
     pub fn samples() -> [Sample; 2] {
-        let guest = |name: &str, state: &str, hvc, frames| GuestSample {
+        let guest = |name: &str, state: &str, hvc, frames, more: [(&str, u64); 3]| GuestSample {
             name: name.to_owned(),
             state: state.to_owned(),
             memory: 512 << 20,
@@ -81,18 +88,26 @@ pub mod tests {
                 ("exits.data_abort", 2 * hvc),
                 ("faults.translation", 10),
                 ("tlbi.vmalls12e1is", hvc / 3),
-                ("mapped.pages_4k", frames),
-                ("mapped.blocks_2m", 7),
+                ("leaves.pages_4k", frames),
+                ("leaves.blocks_2m", 7),
+                ("leaves.blocks_1g", 0),
                 ("counter.frequency", 1_000_000),
                 ("cpu.ran", 3 * hvc),
             ]
+            .into_iter()
+            .chain(more)
             .map(|(key, value)| (key.to_owned(), value))
-            .into(),
+            .collect(),
         };
-        let sample = |time_ms, hvc| Sample {
-            time_ms,
-            guests: vec![guest("web", "running", hvc, 1234), guest("db", "stopped", 900, 0)],
-            hypervisor: [("heap.grown".to_owned(), 4096)].into(),
+        // One has a disk and a dirty log, the other one a network card.
+        let sample = |time_ms, hvc| {
+            let disk = [("disk.requests", hvc / 2), ("disk.bytes_read", hvc * 4608), ("dirty.pages", hvc)];
+            let net = [("net.frames_sent", hvc / 100), ("net.bytes_sent", 10 * hvc), ("net.bytes_received", 5 * hvc)];
+            Sample {
+                time_ms,
+                guests: vec![guest("web", "running", hvc, 1234, disk), guest("db", "stopped", 900, 0, net)],
+                hypervisor: [("heap.grown".to_owned(), 4096), ("memory.free".to_owned(), 1929 << 20)].into(),
+            }
         };
         [sample(1000, 300), sample(2500, 1500)]
     }
@@ -108,6 +123,9 @@ pub mod tests {
         assert_eq!(rates.seconds, 1.5);
         assert_eq!(rates.guests[0].rate("exits"), Some(2400.0));
         assert_eq!(rates.guests[0].rate("exit"), None);
+        assert_eq!(rates.guests[1].sum(&["net.bytes_sent", "net.bytes_received"]), Some(12_000.0));
+        assert_eq!(rates.guests[0].sum(&["disk.requests", "disk.none"]), Some(400.0));
+        assert_eq!(rates.guests[0].sum(&["disk.none"]), None);
         assert_eq!(rates.guests[0].share("cpu.ran"), Some(0.0024));
         // It counts anew.
         assert_eq!((rates.guests[1].rates.get("exits.hvc"), rates.guests[1].rates["exits.data_abort"]), (None, 0.0));

@@ -12,24 +12,30 @@ use ratatui::widgets::{Block, Paragraph, Row, Table};
 
 use super::rates::{GuestRates, Rates};
 
-/// A column: its title, its width, and what it has of a guest. The first two are at the left, the others at the right.
+/// A column: its title, its width, and what it has of a guest. The first two are at the left, the others at the right. The
+/// first one is as wide as the longest name, up to its width.
 struct Column(&'static str, u16, fn(&GuestRates) -> String);
 
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 19] = [
     Column("GUEST", 15, |guest| guest.sample.name.clone()),
     Column("STATE", 8, |guest| guest.sample.state.clone()),
     Column("CPU %", 6, |guest| share(guest.share("cpu.ran"))),
     Column("STOLEN", 6, |guest| share(guest.share("cpu.stolen"))),
     Column("MEMORY", 6, |guest| twofold_launch::guest::size(guest.sample.memory)),
-    Column("FAULT/s", 8, |guest| short(guest.rate("faults"))),
-    Column("EXIT/s", 8, |guest| short(guest.rate("exits"))),
+    Column("4K", 6, |guest| figure(guest, "leaves.pages_4k")),
+    Column("2M", 5, |guest| figure(guest, "leaves.blocks_2m")),
+    Column("1G", 3, |guest| figure(guest, "leaves.blocks_1g")),
+    Column("FAULT/s", 7, |guest| short(guest.rate("faults"))),
+    Column("DIRTY/s", 7, |guest| short(guest.sum(&["dirty.pages"]))),
+    Column("EXIT/s", 7, |guest| short(guest.rate("exits"))),
     Column("TLBI/s", 7, |guest| short(guest.rate("tlbi"))),
-    Column("4K", 8, |guest| figure(guest, "mapped.pages_4k")),
-    Column("2M", 6, |guest| figure(guest, "mapped.blocks_2m")),
-    Column("1G", 5, |guest| figure(guest, "mapped.blocks_1g")),
-    Column("ABORT/s", 8, |guest| short(guest.rates.get("exits.data_abort").copied())),
-    Column("IRQ/s", 8, |guest| short(guest.rates.get("exits.interrupt").copied())),
-    Column("HVC/s", 8, |guest| short(guest.rates.get("exits.hvc").copied())),
+    Column("DISK/s", 7, |guest| short(guest.sum(&["disk.requests"]))),
+    Column("DISK B/s", 8, |guest| short(guest.sum(&["disk.bytes_read", "disk.bytes_written"]))),
+    Column("NET/s", 7, |guest| short(guest.sum(&["net.frames_sent", "net.frames_received"]))),
+    Column("NET B/s", 7, |guest| short(guest.sum(&["net.bytes_sent", "net.bytes_received"]))),
+    Column("ABORT/s", 7, |guest| short(guest.sum(&["exits.data_abort"]))),
+    Column("IRQ/s", 7, |guest| short(guest.sum(&["exits.interrupt"]))),
+    Column("HVC/s", 7, |guest| short(guest.sum(&["exits.hvc"]))),
 ];
 
 /// Draws the screen, with this guest chosen.
@@ -39,15 +45,21 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, chosen: usize) {
         Layout::vertical([Constraint::Length(1), Constraint::Length(rows), Constraint::Min(3), Constraint::Length(1)])
             .areas(frame.area());
     let since = if rates.seconds > 0.0 { format!("over {:.1} s", rates.seconds) } else { "first sample".to_owned() };
-    frame.render_widget(Line::from(format!("twofold stat: {} guests, {since}", rates.guests.len())).bold(), title);
+    let free = rates.hypervisor.get("memory.free").map_or_else(String::new, |free| format!(", {} free", bytes(*free)));
+    frame
+        .render_widget(Line::from(format!("twofold stat: {} guests, {since}{free}", rates.guests.len())).bold(), title);
 
     // A space between two.
+    let longest = rates.guests.iter().map(|guest| guest.sample.name.len()).max().unwrap_or(0);
+    let [Column(name, most, _), ..] = COLUMNS;
+    let first = longest.clamp(name.len(), usize::from(most)) as u16;
+    let widths = core::iter::once(first).chain(COLUMNS.iter().skip(1).map(|column| column.1));
     let mut used = 0;
-    let fits = |column: &&Column| {
-        used += column.1 + 1;
+    let fits = |(_, width): &(&Column, u16)| {
+        used += width + 1;
         used <= table.width + 1
     };
-    let columns: Vec<_> = COLUMNS.iter().take_while(fits).collect();
+    let (columns, widths): (Vec<_>, Vec<_>) = COLUMNS.iter().zip(widths).take_while(fits).unzip();
     let cell = |number: usize, Column(_, width, _): &Column, text: String| match number {
         0 | 1 => text,
         _ => format!("{text:>width$}", width = usize::from(*width)),
@@ -59,7 +71,7 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, chosen: usize) {
         let row = Row::new(cells.collect::<Vec<_>>());
         if place == chosen { row.reversed() } else { row }
     };
-    let widths = columns.iter().map(|column| Constraint::Length(column.1));
+    let widths = widths.into_iter().map(Constraint::Length);
     let guests = rates.guests.iter().enumerate().map(row);
     frame.render_widget(Table::new(guests, widths).header(header).column_spacing(1), table);
 
@@ -85,6 +97,15 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, chosen: usize) {
 
 fn figure(guest: &GuestRates, key: &str) -> String {
     short(guest.sample.figures.get(key).map(|value| *value as f64))
+}
+
+/// A size by powers of 1024.
+fn bytes(bytes: u64) -> String {
+    let units = [(30, 'G'), (20, 'M'), (10, 'K')];
+    match units.iter().find(|(shift, _)| bytes >> shift >= 10) {
+        Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
+    }
 }
 
 fn share(share: Option<f64>) -> String {
@@ -125,26 +146,31 @@ mod tests {
     fn a_screen_of_80_columns() {
         let lines = screen(80, 14, 0);
         let expected = [
-            "twofold stat: 2 guests, over 1.5 s",
-            "GUEST           STATE     CPU % STOLEN MEMORY  FAULT/s   EXIT/s  TLBI/s       4K",
-            "web             running     0.2      -   512M        0     2400     267     1234",
-            "db              stopped     0.0      -   512M        0        0       0        0",
+            "twofold stat: 2 guests, over 1.5 s, 1929M free",
+            "GUEST STATE     CPU % STOLEN MEMORY     4K    2M  1G FAULT/s DIRTY/s  EXIT/s",
+            "web   running     0.2      -   512M   1234     7   0       0     800    2400",
+            "db    stopped     0.0      -   512M      0     7   0       0       -       0",
             "",
         ];
         // No room for the others.
         assert_eq!(lines[..5], expected, "{lines:#?}");
         assert!(lines[5].starts_with("┌ web "), "{lines:#?}");
-        assert_eq!(lines[6], "│counter.frequency        1.0M      0/s mapped.pages_4k          1234      0/s │");
-        assert!(lines.iter().any(|line| line.contains("exits.hvc                1500    800/s")), "{lines:#?}");
+        let has = |text: &str| assert!(lines[6..].iter().any(|line| line.contains(text)), "{text}: {lines:#?}");
+        has("counter.frequency        1.0M      0/s");
+        has("exits.hvc                1500    800/s");
+        has("disk.requests             750    400/s");
         assert_eq!(lines[13], "q: leave   up, down: choose a guest");
     }
 
     #[test]
     fn a_screen_of_200_columns_has_what_does_not_fit_into_80() {
         let lines = screen(200, 14, 1);
-        let titles = "GUEST           STATE     CPU % STOLEN MEMORY  FAULT/s   EXIT/s  TLBI/s       4K     2M    1G  ABORT/s    IRQ/s    HVC/s";
-        assert_eq!(lines[1], titles, "{lines:#?}");
-        assert!(lines[2].ends_with("1234      7     -     1600        -      800"), "{lines:#?}");
+        let expected = [
+            "GUEST STATE     CPU % STOLEN MEMORY     4K    2M  1G FAULT/s DIRTY/s  EXIT/s  TLBI/s  DISK/s DISK B/s   NET/s NET B/s ABORT/s   IRQ/s   HVC/s",
+            "web   running     0.2      -   512M   1234     7   0       0     800    2400     267     400     3.7M       -       -    1600       -     800",
+            "db    stopped     0.0      -   512M      0     7   0       0       -       0       0       -        -       8   12000       0       -       0",
+        ];
+        assert_eq!(lines[1..4], expected, "{lines:#?}");
         assert!(lines[5].starts_with("┌ db "), "{lines:#?}");
     }
 
@@ -153,6 +179,24 @@ mod tests {
         for (width, height) in [(1, 1), (20, 3), (80, 2), (300, 100)] {
             screen(width, height, 7);
         }
+    }
+
+    #[test]
+    fn a_long_name_has_room() {
+        let [before, mut now] = samples();
+        now.guests[1].name = "database-server".to_owned();
+        let rates = Rates::between(Some(&before), now);
+        let mut terminal = Terminal::new(TestBackend::new(80, 8)).unwrap();
+        terminal.draw(|frame| draw(frame, &rates, 0)).unwrap();
+        let text = terminal.backend().to_string();
+        assert!(text.contains("database-server stopped "), "{text}");
+        assert!(text.contains("web             running "), "{text}");
+    }
+
+    #[test]
+    fn sizes_have_few_digits() {
+        let texts = [0, 9999, 10 << 10, (10 << 20) - 1, 1929 << 20, 10 << 30].map(bytes);
+        assert_eq!(texts, ["0", "9999", "10K", "10239K", "1929M", "10G"]);
     }
 
     #[test]
