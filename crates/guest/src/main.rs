@@ -174,6 +174,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Refused { calls } => lifecycle::refused(calls)?,
         Program::Virtio { frames } => virtio::run(&memory, frames)?,
         Program::Failing { rounds } => virtio::failing::run(&memory, rounds)?,
+        Program::Shrinking => virtio::failing::shrinking(&memory)?,
         Program::Ranges => virtio::ranges::run(&memory)?,
         Program::Storm { rounds, seed } => {
             virtio::storm::run(&memory, rounds, seed)?;

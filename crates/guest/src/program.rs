@@ -73,6 +73,8 @@ pub enum Program<'a> {
     Storm { rounds: u64, seed: u64 },
     /// `failing=ROUNDS`: writes and reads disks of which requests fail.
     Failing { rounds: u64 },
+    /// `shrinking`: waits until disks become smaller.
+    Shrinking,
     /// `ranges`: zeroes and discards sectors.
     Ranges,
     /// `hang`: does nothing for ever.
@@ -150,6 +152,7 @@ impl<'a> Program<'a> {
                 "virtio" => Self::Virtio { frames: number(key, value)? },
                 "storm" => Self::Storm { rounds: number(key, value)?, seed: seed(arguments)? },
                 "failing" => Self::Failing { rounds: number(key, value)? },
+                "shrinking" => Self::Shrinking,
                 "ranges" => Self::Ranges,
                 "hang" => Self::Hang,
                 "semihosting" => Self::Semihosting { path: value },

@@ -3,7 +3,10 @@
 //!
 //! A request that fails is made once more. A piece of which both fail is gone, and so must be all that come after it: the
 //! disk has become smaller. What is not gone must have what was written there, or the program fails.
+//!
+//! `shrinking`: waits without a request until each disk says another size; looks that the disk works up to there, and no further.
 
+use twofold_abi::virt::{VIRTIO_BASE, VIRTIO_COUNT, VIRTIO_SIZE};
 use virtio_drivers::Error;
 use virtio_drivers::device::blk::{SECTOR_SIZE, VirtIOBlk};
 use virtio_drivers::transport::mmio::MmioTransport;
@@ -12,6 +15,7 @@ use virtio_drivers::transport::{DeviceType, Transport};
 use super::disk::{check, fill};
 use super::dma::{self, Dma};
 use super::{Failure, transport};
+use crate::devices::load;
 use crate::memory::Memory;
 use crate::uart::println;
 
@@ -19,10 +23,20 @@ use crate::uart::println;
 const PIECE: usize = 2;
 
 pub fn run(memory: &Memory, rounds: u64) -> Result<(), Failure> {
+    each_disk(memory, |place, transport| use_disk(place, transport, rounds))
+}
+
+pub fn shrinking(memory: &Memory) -> Result<(), Failure> {
+    each_disk(memory, until_smaller)
+}
+
+type OfDisk = Result<(), Failure>;
+
+fn each_disk(memory: &Memory, mut run: impl FnMut(usize, MmioTransport<'static>) -> OfDisk) -> OfDisk {
     dma::begin(memory)?;
-    for place in 0..twofold_abi::virt::VIRTIO_COUNT {
+    for place in 0..VIRTIO_COUNT {
         match transport(place)? {
-            Some(transport) if transport.device_type() == DeviceType::Block => use_disk(place, transport, rounds)?,
+            Some(transport) if transport.device_type() == DeviceType::Block => run(place, transport)?,
             _ => {}
         }
     }
@@ -53,6 +67,29 @@ fn use_disk(place: usize, transport: MmioTransport<'static>, rounds: u64) -> Res
         attempt(&mut failures, || disk.flush()).map_err(failed)?;
     }
     println!("virtio: {end} of {sectors} sectors are left, and {failures} requests failed");
+    Ok(())
+}
+
+fn until_smaller(place: usize, transport: MmioTransport<'static>) -> OfDisk {
+    let failed = |why| Failure::Driver(place, why);
+    let mut disk = VirtIOBlk::<Dma, _>::new(transport).map_err(failed)?;
+    let buffer = dma::pages(1).ok_or(Failure::NoMemory)?;
+    let piece = &mut buffer[..PIECE * SECTOR_SIZE];
+    let before = disk.capacity() as usize;
+    let mut failures = 0;
+    if !attempt(&mut failures, || disk.write_blocks(before - PIECE, piece)).map_err(failed)? {
+        return Err(Failure::Content(place, before));
+    }
+    println!("virtio: the disk has {before} sectors");
+    // The first word of the configuration. Reading it has the device do nothing.
+    let capacity = VIRTIO_BASE + place as u64 * VIRTIO_SIZE + 0x100;
+    while load(capacity) as usize == before {}
+    let now = load(capacity) as usize;
+    let mut works = |sector| attempt(&mut failures, || disk.read_blocks(sector, piece)).map_err(failed);
+    if !works(0)? || !works(now - PIECE)? || works(now)? || works(before - PIECE)? {
+        return Err(Failure::Content(place, now));
+    }
+    println!("virtio: the disk has {now} sectors now");
     Ok(())
 }
 

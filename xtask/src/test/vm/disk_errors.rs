@@ -4,15 +4,19 @@
 //!
 //! The disks are those of an NBD server of this program. It counts what it fails; the guest counts what it sees fail.
 
-use std::io;
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use twofold_launch::GuestSettings;
 use twofold_launch::devices::{Backing, Devices, Disk, Part};
+use twofold_launch::{Bundle, GuestSettings, machine};
+use twofold_workspace::build;
 
 use super::super::devices::nbd::{Contents, Server};
 use super::machines::{Clock, Machines};
+use super::typed::Typed;
 
 /// Bytes of a disk at first.
 const SIZE: usize = 512 << 10;
@@ -106,6 +110,55 @@ impl Contents for Faulty {
         self.bytes[range].fill(0xdd);
         Ok(())
     }
+}
+
+/// QEMU makes a disk smaller while the guest uses it, and says so: the guest's disk has the new size, too.
+pub fn smaller(machines: &Machines) -> anyhow::Result<()> {
+    let workspace = machines.workspace();
+    let directory = tempfile::tempdir()?;
+    let file = file(directory.path())?;
+    let disks = vec![Disk { backing: file, part: Part::default(), is_read_only: false }];
+    let guest =
+        GuestSettings { devices: Devices { disks, ..Devices::default() }, ..machines.bare("guest", 1, "shrinking") };
+    let bundle = Bundle::write(&[guest], &directory.path().join("guest.bundle"))?;
+    let monitor = directory.path().join("monitor");
+
+    let mut arguments: Vec<OsString> = Vec::new();
+    let mut add = |option: &str, value: OsString| arguments.extend([option.into(), value]);
+    add("-M", "virt,virtualization=on,gic-version=3".into());
+    add("-cpu", machine::CPU_DEFAULT.into());
+    add("-m", "512M".into());
+    add("-kernel", workspace.image(build::HYPERVISOR.name).into());
+    add("-initrd", bundle.path.into());
+    add("-global", "virtio-mmio.force-legacy=false".into());
+    bundle.devices.add(&mut add);
+    add("-qmp", format!("unix:{},server=on,wait=off", monitor.display()).into());
+    let mut machine = Typed::start(machines.qemu(), arguments)?;
+    machine.wait_for(&format!("virtio: the disk has {} sectors", SIZE / 512))?;
+    let resize = format!(r#"{{"execute":"block_resize","arguments":{{"node-name":"disk0","size":{LEFT}}}}}"#);
+    ask(&monitor, &[r#"{"execute":"qmp_capabilities"}"#, &resize]).context("QEMU does not resize the disk")?;
+    machine.wait_for(&format!("virtio: the disk has {} sectors now", LEFT / 512))?;
+    machine.wait_for("guest check: ok")?;
+    machine.end().map(drop)
+}
+
+/// Gives QEMU commands at its monitor (QMP). Each has to succeed.
+fn ask(monitor: &Path, commands: &[&str]) -> anyhow::Result<()> {
+    let stream = UnixStream::connect(monitor)?;
+    let mut lines = BufReader::new(&stream).lines();
+    lines.next().context("no greeting")??;
+    for command in commands {
+        (&stream).write_all(format!("{command}\n").as_bytes())?;
+        loop {
+            let line = lines.next().context("QEMU has ended")??;
+            ensure!(!line.contains("\"error\""), "{command}: {line}");
+            // Anything else is an event.
+            if line.contains("\"return\"") {
+                break;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What a guest makes zero or discards becomes one request each at the host's disk: neither is written, and none is lost.

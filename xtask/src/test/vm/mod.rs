@@ -137,6 +137,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("files_and_a_card_behind_the_devices_of_two_guests", Depth::Quick, host_devices::files_and_uplink),
     ("parts_of_a_file_behind_the_disks_of_two_guests", Depth::Quick, host_devices::parts),
     ("errors_of_a_disk_reach_its_guest_and_nothing_else", Depth::Quick, disk_errors::reach_their_guest),
+    ("a_disk_that_the_host_makes_smaller_is_smaller_for_its_guest", Depth::Quick, disk_errors::smaller),
     ("zeroes_and_discards_reach_the_disk_of_the_host", Depth::Quick, disk_errors::zeroes_and_discards),
     ("a_program_in_an_elf_file_goes_to_its_address", Depth::Quick, program::elf),
     ("virtio_devices_of_two_guests", Depth::Quick, |machines| virtio::two_guests(machines, Clock::Counted)),
