@@ -82,8 +82,9 @@ impl PhysicalTimer {
     /// The guest's time at which its line rises, of a timer whose line is at this level as far as the interrupt controller
     /// knows. `None` if the line is high or the timer is off.
     ///
-    /// The time may have passed: it can come between the look that found the line low and this call. EL2's timer, set to
-    /// it, then interrupts at once. No look at the time here could say that the controller knows of it.
+    /// The time may have passed: a timer can end after the controller was informed and before this call. EL2's timer, set to
+    /// the time that has passed, then interrupts at once, and the controller is informed. So the level alone decides here.
+    /// A second look at the time would find that the timer has ended, leave EL2's timer off, and lose the interrupt.
     #[must_use]
     #[inline(always)]
     pub fn rise(&self, level: bool) -> Option<u64> {

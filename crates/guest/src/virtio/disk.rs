@@ -1,15 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A disk: small and large requests, each sector with a content of its own; a flush; and a reset with requests in flight.
 
+use twofold_abi::virt::VIRTIO_COUNT;
 use virtio_drivers::device::blk::{BlkReq, BlkResp, SECTOR_SIZE, VirtIOBlk};
 use virtio_drivers::transport::mmio::MmioTransport;
+use virtio_drivers::transport::{DeviceType, Transport};
 
 use super::dma::{self, Dma};
 use super::{Failure, transport};
+use crate::memory::Memory;
 use crate::uart::println;
 
 /// Sectors of the largest request.
 const LARGE: usize = 256;
+
+/// Runs a program of its own on each disk: `run` gets its place among the transports, and its transport.
+pub fn each_disk(
+    memory: &Memory,
+    mut run: impl FnMut(usize, MmioTransport<'static>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    dma::begin(memory)?;
+    for place in 0..VIRTIO_COUNT {
+        match transport(place)? {
+            Some(transport) if transport.device_type() == DeviceType::Block => run(place, transport)?,
+            _ => {}
+        }
+    }
+    println!("guest check: ok");
+    Ok(())
+}
 
 pub fn run(place: usize, first: MmioTransport<'static>) -> Result<(), Failure> {
     let failed = |why| Failure::Driver(place, why);

@@ -6,15 +6,14 @@
 //!
 //! `shrinking`: waits without a request until each disk says another size; looks that the disk works up to there, and no further.
 
-use twofold_abi::virt::{VIRTIO_BASE, VIRTIO_COUNT, VIRTIO_SIZE};
+use twofold_abi::virt::{VIRTIO_BASE, VIRTIO_SIZE};
 use virtio_drivers::Error;
 use virtio_drivers::device::blk::{SECTOR_SIZE, VirtIOBlk};
 use virtio_drivers::transport::mmio::MmioTransport;
-use virtio_drivers::transport::{DeviceType, Transport};
 
-use super::disk::{check, fill};
+use super::Failure;
+use super::disk::{check, each_disk, fill};
 use super::dma::{self, Dma};
-use super::{Failure, transport};
 use crate::devices::load;
 use crate::memory::Memory;
 use crate::uart::println;
@@ -28,20 +27,6 @@ pub fn run(memory: &Memory, rounds: u64) -> Result<(), Failure> {
 
 pub fn shrinking(memory: &Memory) -> Result<(), Failure> {
     each_disk(memory, until_smaller)
-}
-
-type OfDisk = Result<(), Failure>;
-
-fn each_disk(memory: &Memory, mut run: impl FnMut(usize, MmioTransport<'static>) -> OfDisk) -> OfDisk {
-    dma::begin(memory)?;
-    for place in 0..VIRTIO_COUNT {
-        match transport(place)? {
-            Some(transport) if transport.device_type() == DeviceType::Block => run(place, transport)?,
-            _ => {}
-        }
-    }
-    println!("guest check: ok");
-    Ok(())
 }
 
 fn use_disk(place: usize, transport: MmioTransport<'static>, rounds: u64) -> Result<(), Failure> {
@@ -70,7 +55,7 @@ fn use_disk(place: usize, transport: MmioTransport<'static>, rounds: u64) -> Res
     Ok(())
 }
 
-fn until_smaller(place: usize, transport: MmioTransport<'static>) -> OfDisk {
+fn until_smaller(place: usize, transport: MmioTransport<'static>) -> Result<(), Failure> {
     let failed = |why| Failure::Driver(place, why);
     let mut disk = VirtIOBlk::<Dma, _>::new(transport).map_err(failed)?;
     let buffer = dma::pages(1).ok_or(Failure::NoMemory)?;

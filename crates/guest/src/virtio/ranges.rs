@@ -2,13 +2,12 @@
 //! `ranges`: zeroes and a discard on each disk that may be written, which have exactly their effect. The driver of the crate
 //! `virtio-drivers` has no such requests, so they are made here, on its queue.
 
-use twofold_abi::virt::VIRTIO_COUNT;
 use virtio_drivers::device::blk::{SECTOR_SIZE, VirtIOBlk};
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;
-use virtio_drivers::transport::{DeviceStatus, DeviceType, Transport};
+use virtio_drivers::transport::{DeviceStatus, Transport};
 
-use super::disk::{check, fill};
+use super::disk::{check, each_disk, fill};
 use super::dma::{self, Dma};
 use super::{Failure, transport};
 use crate::memory::Memory;
@@ -34,15 +33,7 @@ const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
 
 pub fn run(memory: &Memory) -> Result<(), Failure> {
-    dma::begin(memory)?;
-    for place in 0..VIRTIO_COUNT {
-        match transport(place)? {
-            Some(transport) if transport.device_type() == DeviceType::Block => use_disk(place, transport)?,
-            _ => {}
-        }
-    }
-    println!("guest check: ok");
-    Ok(())
+    each_disk(memory, use_disk)
 }
 
 fn use_disk(place: usize, first: MmioTransport<'static>) -> Result<(), Failure> {
