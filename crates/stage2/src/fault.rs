@@ -10,7 +10,7 @@ pub struct Fault {
     pub kind: FaultKind,
     /// The guest's access.
     pub access: AccessKind,
-    /// The level of the entry that stopped the walk.
+    /// The level of the entry that stopped the walk; L0 for level -1.
     pub level: Level,
     /// Whether it happened while hardware walked the guest's own tables.
     pub stage1_walk: bool,
@@ -52,13 +52,14 @@ impl Fault {
             DATA_ABORT => false,
             _ => return None,
         };
-        let kind = match esr >> 2 & 0xf {
-            0b0001 => FaultKind::Translation,
-            0b0010 => FaultKind::AccessFlag,
-            0b0011 => FaultKind::Permission,
+        let (kind, level) = match (esr >> 2 & 0xf, esr & 0x3f) {
+            (0b0001, _) => (FaultKind::Translation, Level::new((esr & 3) as u8)),
+            (0b0010, _) => (FaultKind::AccessFlag, Level::new((esr & 3) as u8)),
+            (0b0011, _) => (FaultKind::Permission, Level::new((esr & 3) as u8)),
+            (_, TRANSLATION_AT_MINUS_1) => (FaultKind::Translation, Some(Level::L0)),
             _ => return None,
         };
-        let Some(level) = Level::new((esr & 3) as u8) else { return None };
+        let Some(level) = level else { return None };
         let stage1_walk = esr >> 7 & 1 == 1;
         let access = if execute && !stage1_walk {
             AccessKind::Execute
@@ -78,6 +79,10 @@ impl Fault {
         self.stage1_walk || !matches!(self.kind, FaultKind::Permission)
     }
 }
+
+/// A translation fault at level -1, which FEAT_LPA2 has (Arm ARM DDI 0487K.a, D8.2.4). No stage 2 here begins there, but a
+/// guest's stage 1 may: for a fault on the walk of its root table QEMU 7.2 reports the level of stage 1.
+const TRANSLATION_AT_MINUS_1: u64 = 0b10_1011;
 
 /// The access for bits 8 to 6 of a data abort's syndrome: CM, S1PTW and WnR. CM means maintenance; WnR is 1 then, and
 /// does not count. `DC ZVA`, which writes, has CM clear. An AT instruction sets CM too, but its stage-2 fault is one of
@@ -120,6 +125,15 @@ mod tests {
         assert_eq!((fault.kind, fault.access, fault.level), (FaultKind::Permission, AccessKind::Write, Level::L2));
         let fault = decode(0x20, 0x09, 0).unwrap();
         assert_eq!((fault.kind, fault.access, fault.level), (FaultKind::AccessFlag, AccessKind::Execute, Level::L1));
+    }
+
+    #[test]
+    fn a_root_table_of_five_levels_may_be_absent() {
+        let fault = decode(0x20, 0x2b, 1 << 7).unwrap();
+        assert_eq!((fault.kind, fault.access, fault.level), (FaultKind::Translation, AccessKind::Read, Level::L0));
+        for other in [0x29, 0x2a, 0x2c, 0x23] {
+            assert_eq!(decode(0x20, other, 1 << 7), None, "{other:#x}");
+        }
     }
 
     #[test]
