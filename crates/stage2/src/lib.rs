@@ -177,6 +177,7 @@ mod attributes;
 mod cache;
 mod clean_ahead;
 mod coalesce;
+mod content;
 mod counts;
 mod dbm;
 mod deferred_free;

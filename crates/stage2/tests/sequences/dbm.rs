@@ -358,45 +358,6 @@ fn sections_that_are_ended_together_are_flushed_once() {
     assert_eq!(letters(&guest, 16), "wwwwwwwwddddwwww");
 }
 
-/// A guest's memory is read as it is at this moment, at any alignment, and nothing beside it.
-#[test]
-fn memory_is_read_as_it_was_written() {
-    let mut guest = guest(RECORDS);
-    let platform = guest.stage2.platform();
-    let run = guest.pool.run(2);
-    let written: Vec<u8> = (0..=255).cycle().take(2 * KIB_4 as usize).collect();
-    run.write(platform, 0, &written);
-    let all = || {
-        let mut bytes = vec![0; written.len()];
-        run.read(platform, 0, &mut bytes);
-        bytes
-    };
-    assert!(all() == written && !run.is_empty());
-    // From any alignment, with any rest, and nothing beside it.
-    for (offset, length) in [(0, 3), (3, 1), (8, 8), (16, 13), (5, 64), (KIB_4 - 4, 8), (2 * KIB_4 - 1, 1)] {
-        let bytes: Vec<u8> = (0..length as u8).map(|byte| byte ^ 0xa5).collect();
-        let mut expected = all();
-        expected[offset as usize..][..length].copy_from_slice(&bytes);
-        run.write(platform, offset, &bytes);
-        assert!(all() == expected, "{length} at {offset:#x}");
-    }
-    run.write(platform, 0, &written);
-    for (offset, length) in [(0, 16), (0, 0), (1, 7), (8, 8), (8, 13), (3, 64), (KIB_4 - 4, 8), (2 * KIB_4 - 1, 1)] {
-        let mut bytes = vec![0xee; length + 2];
-        run.read(platform, offset, &mut bytes[1..=length]);
-        let expected = &written[offset as usize..][..length];
-        assert_eq!(
-            (&bytes[1..=length], bytes[0], bytes[length + 1]),
-            (expected, 0xee, 0xee),
-            "{length} at {offset:#x}"
-        );
-    }
-    for (offset, length) in [(2 * KIB_4, 1), (2 * KIB_4 - 7, 8), (u64::MAX, 2)] {
-        let read = std::panic::AssertUnwindSafe(|| run.read(platform, offset, &mut vec![0; length]));
-        assert!(std::panic::catch_unwind(read).is_err(), "{length} at {offset:#x}");
-    }
-}
-
 /// The pages that `mask` selects, from the first one on.
 fn marked(mask: u64) -> Vec<Marked> {
     vec![Marked { ipa: BASE, level: Level::L3, mask }]

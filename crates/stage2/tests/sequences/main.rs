@@ -9,6 +9,7 @@ mod platform;
 
 mod change;
 mod coalesce;
+mod content;
 mod dbm;
 mod flush;
 mod grant;
