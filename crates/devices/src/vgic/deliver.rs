@@ -402,6 +402,7 @@ impl Vgic {
         let overflow = waiting.offered() > pending;
         let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return };
         state.slots.overflow = overflow;
+        state.slots.outside = handled.offered() > active;
         let control = if overflow { control::ALWAYS | refill(machine) } else { control::ALWAYS };
         if state.slots.control != control {
             state.slots.control = control;

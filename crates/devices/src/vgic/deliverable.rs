@@ -19,12 +19,15 @@ impl Vgic {
     #[must_use]
     #[inline]
     pub fn has_deliverable<I: CpuInterface>(&self, vcpu: VcpuId, here: &Here<'_, I>) -> bool {
-        (here.peek(vcpu).is_some() || self.has_waiting(vcpu)) && self.can_take(vcpu, here)
+        (here.peek(vcpu).is_some() || self.has_waiting(vcpu)) && self.deliverable(vcpu, here) != [false; 2]
     }
 
+    /// As [`has_deliverable`](Self::has_deliverable), for each group: of group 0 an FIQ is signalled, and of group 1 an
+    /// IRQ, which PSTATE masks apart.
+    #[must_use]
     #[inline(never)]
-    fn can_take<I: CpuInterface>(&self, vcpu: VcpuId, here: &Here<'_, I>) -> bool {
-        let Some(state) = self.vcpus.get(vcpu.index()) else { return false };
+    pub fn deliverable<I: CpuInterface>(&self, vcpu: VcpuId, here: &Here<'_, I>) -> [bool; 2] {
+        let Some(state) = self.vcpus.get(vcpu.index()) else { return [false; 2] };
         let interface = here.peek(vcpu);
         let mut first = First([0xff; 2]);
         // What is inside is often all there is, and one that can be taken decides.
@@ -38,7 +41,7 @@ impl Vgic {
         }
         self.waiting_first(vcpu, state, &mut first);
         if first.0 == [0xff; 2] {
-            return false;
+            return [false; 2];
         }
         let saved = interface.map_or(state.saved, |interface| SavedInterface::read(interface));
         let machine = MachineControl(saved.machine_control);
@@ -47,9 +50,9 @@ impl Vgic {
         let [group0, group1] =
             [false, true].map(|group| if machine.is_enabled(group) { first.of(group) } else { 0xff });
         let best = group0.min(group1);
-        [(group0, false), (group1, true)]
-            .into_iter()
-            .any(|(priority, group)| priority == best && best != 0xff && machine.admits(priority, group, running))
+        let is_signalled =
+            |priority, group1| priority == best && best != 0xff && machine.admits(priority, group1, running);
+        [is_signalled(group0, false), is_signalled(group1, true)]
     }
 
     fn waiting_first(&self, vcpu: VcpuId, state: &Vcpu, first: &mut First) {

@@ -150,8 +150,16 @@ impl MachineControl {
         self.0 >> 9 & 1 == 1
     }
 
-    const fn mask(self) -> u8 {
+    pub const fn mask(self) -> u8 {
         (self.0 >> 24) as u8
+    }
+
+    /// What reads of `ICC_BPR0_EL1` and `ICC_BPR1_EL1` return: with a common binary point, the second is one more than the
+    /// first, up to 7.
+    pub const fn binary_points(self) -> [u8; 2] {
+        let (zero, own) = ((self.0 >> 21 & 7) as u8, (self.0 >> 18 & 7) as u8);
+        let common = if zero == 7 { 7 } else { zero + 1 };
+        [zero, if self.0 >> 4 & 1 == 1 { common } else { own }]
     }
 
     /// The group priority's bits (Arm IHI 0069H, chapter 4, priority grouping): of group 1, the binary point is one less than the register's

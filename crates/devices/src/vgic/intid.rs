@@ -63,7 +63,8 @@ impl Intid {
     }
 
     /// Its bit in the bank's words.
-    pub(super) const fn bit(self) -> u32 {
+    #[must_use]
+    pub const fn bit(self) -> u32 {
         1 << self.index()
     }
 }

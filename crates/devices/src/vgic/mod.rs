@@ -113,6 +113,7 @@ mod interface;
 mod intid;
 mod lines;
 mod list_register;
+mod look;
 mod redistributor;
 mod registers;
 mod sgi;
@@ -124,6 +125,7 @@ pub use frame::Frame;
 pub use interface::{CpuInterface, MOST_LIST_REGISTERS, NoInterface, SavedInterface, control};
 pub use intid::{Intid, VcpuId, VcpuSet};
 pub use list_register::ListRegister;
+pub use look::Look;
 pub use sgi::SgiRegister;
 pub use state::{Impossible, StateError};
 
