@@ -40,6 +40,9 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// [`Error::NoFrames`], or [`Error::Stage2`] if no table pages are left: the guest may repeat the access when there
     /// are some again. [`Error::Stage2`] also if a slot's physical addresses are beyond what the CPU can address.
+    // A hypervisor also calls this for pages that have arrived. With two callers it would be a function of its own, and each
+    // fault would pay 38 instructions more.
+    #[inline(always)]
     pub fn fault(&self, fault: &GuestFault) -> Result<Answer, Error> {
         if fault.access == AccessKind::Maintenance
             && let Some(answer) = self.maintain(fault.ipa, fault.kind)

@@ -296,10 +296,11 @@ impl Ram {
             let next = match self.huge_page(at).map(|huge_page| &huge_page.frames) {
                 Some(Backing::Whole(..)) => return Some(at),
                 Some(Backing::Singles(singles)) => {
-                    if singles.page(self.offset_and_page(at).1).has_frame() {
-                        return Some(at);
+                    let page = self.offset_and_page(at).1;
+                    if let Some(gap) = singles.iter().skip(page).position(Page::has_frame) {
+                        return at.checked_add(gap as u64 * FRAME).filter(|at| *at < self.slot.end);
                     }
-                    at.checked_add(FRAME)
+                    huge_page.checked_add(HUGE_PAGE)
                 }
                 Some(Backing::None) => huge_page.checked_add(HUGE_PAGE),
                 // The whole part has no huge pages.

@@ -141,6 +141,11 @@ impl Arrivals {
         }
     }
 
+    /// Whether something may have arrived since the last take: for a vCPU that is about to sleep.
+    pub fn has_any(&self) -> bool {
+        self.hints.load(Ordering::Acquire) != 0
+    }
+
     /// Opens a slot that is free (O1). Only the vCPU's CPU calls this.
     pub(super) fn open(&self, slot: usize) -> Ticket {
         let word = &self.slots[slot];
@@ -215,10 +220,11 @@ mod tests {
         let tickets = [3, 9, 65].map(|slot| arrivals.open(slot));
         let completions = tickets.map(|ticket| arrivals.complete(ticket, Arrival::Present));
         assert_eq!(completions, [Completion::Kick, Completion::Noted, Completion::Noted]);
+        assert!(arrivals.has_any());
         // Slot 65 shares the hint of slot 1.
         let present = Arrival::Present;
         assert_eq!(taken(&arrivals), [(65, present), (3, present), (9, present)]);
-        assert_eq!(taken(&arrivals), vec![]);
+        assert_eq!((taken(&arrivals), arrivals.has_any()), (vec![], false));
         let again = arrivals.open(3);
         assert_eq!(arrivals.complete(again, present), Completion::Kick);
     }

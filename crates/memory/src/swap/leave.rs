@@ -150,7 +150,7 @@ impl<P: Platform> GuestMemory<P> {
                 return Err(error.into());
             }
         };
-        let is_zero = is_unready || self.is_zero(&run);
+        let is_zero = is_unready || run.is_zero(self.stage2.platform());
         match self.fate(leaving, is_zero, was_tracked) {
             Fate::Zero => {
                 let written = self.gone(swap, leaving, run, None);
@@ -228,14 +228,6 @@ impl<P: Platform> GuestMemory<P> {
         let written = matches!(ram.page(leaving.page), Kind::Single(Page::Leaving { written: true }, _));
         let is_good = !written && !was_tracked && kept.logs == leaving.slot.tracking.hardware_logs();
         if is_good { Fate::Clean(kept) } else { Fate::Dirty(Some(kept.place)) }
-    }
-
-    fn is_zero(&self, run: &Run) -> bool {
-        let mut bytes = [0; 512];
-        (0..FRAME).step_by(bytes.len()).all(|offset| {
-            run.read(self.stage2.platform(), offset, &mut bytes);
-            bytes.iter().all(|byte| *byte == 0)
-        })
     }
 
     /// L5: the page has left without I/O, unless a CPU waits for it. `kept` is its good copy; without one, it is zero.

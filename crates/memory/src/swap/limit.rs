@@ -98,13 +98,22 @@ impl<P: Platform> GuestMemory<P> {
     /// are on their way out are counted already. 0: the write-out task may sleep until
     /// [`frames_wanted`](super::Notify::frames_wanted).
     ///
+    /// Pages leave in batches: as long as no page waits and half of the headroom is free, this is 0. From then on it is what is
+    /// wanted, until all of the headroom is free.
+    ///
     /// Pages that wait get what frames have become free otherwise: from tables, or from the embedder.
     pub fn wants_frames(&self) -> u64 {
         let Some(swap) = &self.swap else { return 0 };
         self.serve(swap);
-        let waiting = swap.waiting.lock(self.stage2.platform()).wanting() as u64;
         let room = self.frames().data_room() + swap.leaving.get();
-        let wanted = (waiting + swap.options.headroom).saturating_sub(room);
+        let (waiting, wanted) = {
+            let mut waiting = swap.waiting.lock(self.stage2.platform());
+            let (count, headroom) = (waiting.wanting() as u64, swap.options.headroom);
+            let wanted = (count + headroom).saturating_sub(room);
+            let is_short = room < count + headroom.div_ceil(2);
+            waiting.refills = wanted > 0 && (waiting.refills || is_short);
+            (count, if waiting.refills { wanted } else { 0 })
+        };
         // A page may wait for spare states only, which the task allocates.
         wanted.max(u64::from(self.waits_for_states(swap, waiting)))
     }

@@ -7,6 +7,8 @@
 //!
 //! An entry *waits for a frame* until its page is in memory or on its way. Such entries, peeks and pokes are served in
 //! their order.
+//!
+//! Most entries are free most of the time, so a bit for each says which are in use: a search looks at those alone.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -35,6 +37,8 @@ pub enum Waiter {
 /// All that wait.
 pub(crate) struct Waiting {
     entries: Box<[Option<Entry>]>,
+    /// Which entries are in use: a bit for each.
+    used: Box<[u64]>,
     vcpus: u32,
     /// Entries in use.
     count: usize,
@@ -44,6 +48,8 @@ pub(crate) struct Waiting {
     pub(super) serving: bool,
     /// A frame has become free since that CPU looked.
     pub(super) again: bool,
+    /// Pages leave until all of the headroom is free.
+    pub(super) refills: bool,
     /// Pages that are read without being brought.
     pub(super) peeks: Peeks,
     /// Pages that are written as a whole.
@@ -51,6 +57,9 @@ pub(crate) struct Waiting {
     /// The last write that the store could not do, for those that wait in vain.
     pub(super) failure: Option<Failure>,
 }
+
+/// Entries in a word of bits.
+const WORD: usize = u64::BITS as usize;
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -68,8 +77,25 @@ impl Waiting {
         entries.try_reserve_exact(count).ok()?;
         entries.resize(count, None);
         let entries = entries.into_boxed_slice();
+        let mut used = Vec::new();
+        let words = count.div_ceil(WORD);
+        used.try_reserve_exact(words).ok()?;
+        used.resize(words, 0);
+        let used = used.into_boxed_slice();
         let (peeks, pokes) = Default::default();
-        Some(Self { entries, vcpus, count: 0, next: 0, serving: false, again: false, peeks, pokes, failure: None })
+        Some(Self {
+            entries,
+            used,
+            vcpus,
+            count: 0,
+            next: 0,
+            serving: false,
+            again: false,
+            refills: false,
+            peeks,
+            pokes,
+            failure: None,
+        })
     }
 
     /// The number of entries in use.
@@ -85,20 +111,18 @@ impl Waiting {
     /// Adds an entry, which waits for a frame at first. Returns whether there is room.
     pub(super) fn add(&mut self, page: Ipa, waiter: Waiter) -> bool {
         self.remove(waiter);
-        let Some(entry) = self.free(waiter).and_then(|at| self.entries.get_mut(at)) else { return false };
+        let Some(at) = self.free(waiter) else { return false };
+        let (Some(entry), Some(word)) = (self.entries.get_mut(at), self.used.get_mut(at / WORD)) else { return false };
         self.count += usize::from(entry.is_none());
         *entry = Some(Entry { page, waiter, number: self.next, wants_frame: true });
+        *word |= 1 << (at % WORD);
         self.next += 1;
         true
     }
 
     /// Removes the entry of this waiter, if there is one.
     pub(super) fn remove(&mut self, waiter: Waiter) {
-        let is_it = |entry: &&mut Option<Entry>| entry.is_some_and(|entry| entry.waiter == waiter);
-        if let Some(entry) = self.entries.iter_mut().find(is_it) {
-            *entry = None;
-            self.count -= 1;
-        }
+        let _removed = self.take_if(|entry| entry.waiter == waiter);
     }
 
     /// Whether an entry waits for this page.
@@ -130,8 +154,12 @@ impl Waiting {
     /// The entries and peeks for this page do not wait for a frame any more.
     pub(super) fn has_frame(&mut self, page: Ipa) {
         self.peeks.have_frame(page);
-        for entry in self.entries.iter_mut().flatten().filter(|entry| entry.page == page) {
-            entry.wants_frame = false;
+        for at in bits(&self.used) {
+            if let Some(Some(entry)) = self.entries.get_mut(at)
+                && entry.page == page
+            {
+                entry.wants_frame = false;
+            }
         }
     }
 
@@ -153,15 +181,14 @@ impl Waiting {
     }
 
     fn used(&self) -> impl Iterator<Item = &Entry> {
-        let entries = if self.count == 0 { &[] } else { &self.entries[..] };
-        entries.iter().flatten()
+        bits(&self.used).filter_map(|at| self.entries.get(at)?.as_ref())
     }
 
     fn take_if(&mut self, condition: impl Fn(&Entry) -> bool) -> Option<Waiter> {
-        if self.count == 0 {
-            return None;
-        }
-        let entry = self.entries.iter_mut().find_map(|entry| entry.take_if(|entry| condition(entry)))?;
+        let is_it = |at: &usize| matches!(self.entries.get(*at), Some(Some(entry)) if condition(entry));
+        let at = bits(&self.used).find(is_it)?;
+        let entry = self.entries.get_mut(at)?.take()?;
+        *self.used.get_mut(at / WORD)? &= !(1 << (at % WORD));
         self.count -= 1;
         Some(entry.waiter)
     }
@@ -177,4 +204,12 @@ impl Waiting {
             }
         }
     }
+}
+
+/// The numbers of the bits that are set.
+fn bits(words: &[u64]) -> impl Iterator<Item = usize> {
+    words.iter().enumerate().flat_map(|(index, word)| {
+        let rest = core::iter::successors(Some(*word), |rest| Some(rest & rest.wrapping_sub(1)));
+        rest.take_while(|rest| *rest != 0).map(move |rest| index * WORD + rest.trailing_zeros() as usize)
+    })
 }

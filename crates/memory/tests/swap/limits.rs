@@ -227,18 +227,23 @@ fn a_guest_makes_progress_at_the_least_limit() {
     rig.end();
 }
 
-/// The write-out task keeps the headroom free before any page waits.
+/// The write-out task keeps the headroom free before any page waits, in batches of half of it.
 #[test]
 fn headroom_is_wanted() {
     let rig = Rig::with(Plan { huge_pages: 0, singles: 60, headroom: 4, ..Plan::default() });
     rig.memory.set_limit(20).unwrap();
-    (0..16).for_each(|page| rig.write(page));
-    assert_eq!(rig.memory.wants_frames(), 0);
-    rig.write(16);
-    rig.write(17);
-    assert_eq!(rig.memory.wants_frames(), 2);
-    rig.store.get().waits = true;
+    (0..18).for_each(|page| rig.write(page));
+    assert_eq!(rig.memory.wants_frames(), 0, "half of it is free");
+    rig.write(18);
+    assert_eq!(rig.memory.wants_frames(), 3);
     let _ = rig.write_out(0).unwrap();
+    assert_eq!(rig.memory.wants_frames(), 2, "until all of it is free");
+    rig.store.get().waits = true;
+    let _ = rig.write_out(1).unwrap();
     assert_eq!(rig.memory.wants_frames(), 1, "one is on its way out");
+    let _ = rig.write_out(2).unwrap();
+    assert_eq!(rig.memory.wants_frames(), 0);
+    rig.write(19);
+    assert_eq!(rig.memory.wants_frames(), 0, "the next batch has not begun");
     rig.end();
 }
