@@ -4,6 +4,7 @@
 //! Invariant: a value that these types accept is well-formed. The commands check whether it is possible.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use twofold_abi::bundle::WEIGHT_MAX;
@@ -11,6 +12,7 @@ use twofold_abi::virt::MAX_CPUS;
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::size::Size;
 use twofold_launch::spec::Spec;
+use twofold_launch::swap::{Mode, Swap};
 use twofold_launch::{Pages, machine};
 use twofold_workspace::guest::{Choice, Wanted};
 use twofold_workspace::static_program::Architecture;
@@ -56,7 +58,7 @@ pub enum Command {
     RecordRedis(RecordOptions),
     /// Boots a guest under the hypervisor: installs missing tools, builds, fetches, boots
     #[command(after_help = RUN_EXAMPLES)]
-    Run(RunOptions),
+    Run(Box<RunOptions>),
     /// Runs the suites: host, el2, linux, vm, devices, kvm, proof
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestOptions),
@@ -144,6 +146,16 @@ pub struct RunOptions {
     /// Debian's Linux checks itself
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub memory: Size,
+    /// The most of the guest's memory that the machine holds at a time, as a size; the rest leaves to the store of --swap
+    #[arg(long, value_name = "SIZE", requires = "swap")]
+    pub resident: Option<Size>,
+    /// Where the guest's pages leave to: `memory`, a store in the machine's memory; `memory:10ms` or `memory:100us` lets each
+    /// transfer take that time
+    #[arg(long, value_name = "STORE", requires = "resident", value_parser = store)]
+    pub swap: Option<Duration>,
+    /// What a vCPU does while a page is absent
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = AsyncFault::Off, requires = "swap")]
+    pub async_fault: AsyncFault,
     /// Number of vCPUs, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS)))]
     pub cpus: u32,
@@ -184,7 +196,47 @@ pub struct RunOptions {
     pub refresh: bool,
 }
 
+/// A mode of asynchronous page faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AsyncFault {
+    /// It waits for the page
+    Off,
+    /// It waits for the page, or for an interrupt that it can take
+    Halt,
+    /// The guest runs another task, if it knows how
+    Pv,
+}
+
+impl From<AsyncFault> for Mode {
+    fn from(mode: AsyncFault) -> Self {
+        match mode {
+            AsyncFault::Off => Self::Off,
+            AsyncFault::Halt => Self::Halt,
+            AsyncFault::Pv => Self::Pv,
+        }
+    }
+}
+
+/// The delay of a store.
+fn store(text: &str) -> Result<Duration, String> {
+    let wrong = || "give `memory`, or `memory:` and a time such as 10ms or 100us".to_owned();
+    if text == "memory" {
+        return Ok(Duration::ZERO);
+    }
+    let time = text.strip_prefix("memory:").ok_or_else(wrong)?;
+    let unit = [("ms", 1000), ("us", 1)].into_iter().find_map(|(name, unit)| Some((time.strip_suffix(name)?, unit)));
+    let (digits, unit) = unit.ok_or_else(wrong)?;
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    Ok(Duration::from_micros(number.checked_mul(unit).ok_or_else(wrong)?))
+}
+
 impl RunOptions {
+    /// Returns the store of the first guest.
+    pub fn store(&self) -> Option<Swap> {
+        let (resident, delay) = (self.resident?.bytes(), self.swap?);
+        Some(Swap { resident, delay, mode: self.async_fault.into() })
+    }
+
     /// Returns the first guest, which the options other than `--guest SPEC` describe.
     pub fn wanted(&self) -> Wanted {
         let (kernel, initrd) = (self.kernel.clone(), self.initrd.clone());

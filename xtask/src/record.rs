@@ -83,6 +83,7 @@ fn guest(kernel: PathBuf, initrd: PathBuf) -> GuestSettings {
         pages: Pages::Auto,
         flags: 0,
         devices: Devices::default(),
+        swap: None,
         test: None,
         policies: Policies::default(),
     }

@@ -99,6 +99,7 @@ pub fn first_touch(workspace: &Workspace, qemu: &Qemu, cpu: &str) -> anyhow::Res
         pages: Pages::Small,
         flags: flags::COUNT,
         devices: Devices::default(),
+        swap: None,
         test: None,
         policies: Policies::default(),
     };
@@ -227,6 +228,7 @@ fn guests(options: &RunOptions, mode: Mode, kernel: &Path, initrd: Option<&PathB
             spec.append.as_deref().or(options.append.as_deref()),
             mode,
         ),
+        swap: None,
         ..spec.beside(&first)
     });
     let more: Vec<_> = more.collect();
@@ -246,6 +248,7 @@ fn guest(options: &RunOptions, mode: Mode, kernel: PathBuf, initrd: Option<PathB
         pages: options.pages.into(),
         flags: image_flags(options, mode),
         devices: Devices::default(),
+        swap: options.store(),
         test: None,
         policies: Policies::default(),
     }
@@ -441,7 +444,7 @@ mod tests {
     fn options(words: &[&str]) -> RunOptions {
         let arguments = Arguments::parse_from([&["xtask", "run"], words].concat());
         let Command::Run(options) = arguments.command else { panic!("not run") };
-        options
+        *options
     }
 
     #[test]

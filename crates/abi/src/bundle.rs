@@ -90,6 +90,24 @@ pub mod disk {
     pub const ID_MAX: usize = 20;
 }
 
+/// Values of the fields of [`Swap`].
+pub mod swap {
+    /// No store: all of the guest's memory is in the machine's.
+    pub const NONE: u32 = 0;
+    /// A store in the machine's memory, beside the guest's own.
+    pub const MEMORY: u32 = 1;
+
+    /// The vCPU waits for its page.
+    pub const OFF: u32 = 0;
+    /// It waits for its page, or for an interrupt that it can take.
+    pub const HALT: u32 = 1;
+    /// The guest runs another task meanwhile, if it knows how ([`async_fault`](crate::async_fault)).
+    pub const PV: u32 = 2;
+
+    /// The most microseconds of a transfer: a minute.
+    pub const DELAY_MAX: u32 = 60_000_000;
+}
+
 /// The bits of [`Header::policies`] that have a meaning. `twofold_workload::policies` encodes them.
 pub const POLICIES: u32 = 0b1_1111;
 
@@ -177,6 +195,8 @@ pub struct Guest {
     pub disk: [Disk; DISKS_MAX],
     /// Its network cards.
     pub net: [Net; NETS_MAX],
+    /// Where its pages go when they leave memory.
+    pub swap: Swap,
     /// Bytes used of `command_line`.
     pub command_line_size: U32,
     /// The guest's command line, not terminated when full.
@@ -211,4 +231,18 @@ pub struct Net {
     /// The address of the machine's card that joins this network with one outside; zeros for none. All cards of a
     /// network have the same.
     pub uplink: [u8; 6],
+}
+
+/// How a guest's pages leave memory, and come back. All fields are 0 for a guest whose pages stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Swap {
+    /// The store: see [`swap`].
+    pub store: U32,
+    /// What a vCPU does while a page is absent: see [`swap`].
+    pub mode: U32,
+    /// The most bytes of the guest's memory that are in the machine's at a time, a multiple of 4 KiB.
+    pub resident: U64,
+    /// Microseconds from a request to the end of its transfer, for a store in memory: 0 to [`swap::DELAY_MAX`].
+    pub delay: U32,
 }

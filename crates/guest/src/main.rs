@@ -5,7 +5,7 @@
 //! The command line in the device tree chooses the program (see [`program`]). Each program ends by itself: power-off
 //! after success, or a reset after a line that reports the failure. Only `hang` never ends.
 //!
-//! There is one vCPU, except in the programs that stress EL2. Interrupts stay masked. There is no allocator and no
+//! There is one vCPU, except in the programs that stress EL2. Interrupts stay masked, except where tasks take turns. There is no allocator and no
 //! floating point.
 #![no_std]
 #![no_main]
@@ -40,6 +40,7 @@ mod secret;
 mod semihosting;
 mod stolen;
 mod sysregs;
+mod tasks;
 mod touch;
 mod uart;
 mod vcpus;
@@ -90,6 +91,8 @@ enum Failure<'a> {
     Anew(#[from] anew::Failure),
     #[error("check: FAILED: {0}")]
     Watch(#[from] watch::Failure),
+    #[error("check: FAILED: {0}")]
+    Tasks(#[from] tasks::Failure),
     #[error("check: FAILED: {0}")]
     Lock(#[from] lock::Failure),
     #[error("check: FAILED: {0}")]
@@ -168,6 +171,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Pace { milliseconds, kind, is_alone } => pace::run(tree, milliseconds, kind, is_alone)?,
         Program::Loops { milliseconds } => loops::run(milliseconds),
         Program::Stolen { milliseconds } => stolen::run(tree, milliseconds)?,
+        Program::Tasks(settings) => tasks::run(tree, &memory, &settings)?,
         Program::Lock { count, kind } => lock::run(tree, count, kind)?,
         Program::Nowhere => lifecycle::nowhere(&memory)?,
         Program::Together => lifecycle::together()?,

@@ -7,7 +7,7 @@
 use crate::experiment::{Settings, WrongWord};
 use crate::lock::Kind;
 use crate::number::{hexadecimal, size};
-use crate::{pace, replay, sysregs};
+use crate::{pace, replay, sysregs, tasks};
 
 /// What the guest does.
 #[derive(Clone, Copy)]
@@ -55,6 +55,9 @@ pub enum Program<'a> {
     Lock { count: u64, kind: Kind },
     /// `stolen=MILLISECONDS`: compares stolen time with what each vCPU sees.
     Stolen { milliseconds: u64 },
+    /// `bm=MILLISECONDS`: tasks of which some fault. `faulters=` and `workers=` are their numbers on each vCPU, `size=` the
+    /// array's.
+    Tasks(tasks::Settings),
     /// `nowhere`: starts the second vCPU at an address without RAM.
     Nowhere,
     /// `together`: two vCPUs end the guest at the same time.
@@ -138,6 +141,13 @@ impl<'a> Program<'a> {
                 },
                 "lock" => Self::Lock { count: number(key, value)?, kind: kind(arguments)? },
                 "stolen" => Self::Stolen { milliseconds: number(key, value)? },
+                "bm" => Self::Tasks(tasks::Settings {
+                    milliseconds: number(key, value)?,
+                    faulters: named(arguments, "faulters")?,
+                    workers: named(arguments, "workers")?,
+                    size: array(arguments)?,
+                    seed: seed(arguments)?,
+                }),
                 "nowhere" => Self::Nowhere,
                 "together" => Self::Together,
                 "refused" => Self::Refused { calls: number(key, value)? },
@@ -168,6 +178,12 @@ impl<'a> Program<'a> {
 fn kind(arguments: &str) -> Result<Kind, Failure<'_>> {
     let name = word(arguments, "by=").unwrap_or_default();
     Kind::named(name).ok_or(Failure::Lock(name))
+}
+
+/// The size of the array that `size=` names.
+fn array(arguments: &str) -> Result<u64, Failure<'_>> {
+    let value = word(arguments, "size=").unwrap_or_default();
+    size(value).ok_or(Failure::Size { key: "size", value })
 }
 
 /// The way to wait that `wait=` names.

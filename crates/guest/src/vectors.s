@@ -16,6 +16,7 @@ vectors:
     .endr
 
     .balign 128
+    .global taken
 taken:
     mrs     x1, tpidr_el1
     cbnz    x1, reset

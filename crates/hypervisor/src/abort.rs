@@ -9,7 +9,7 @@
 //!   the guest tries again. So the next walk reads the present tables, and ends with a fault of their own or with
 //!   another page.
 
-use twofold_memory::GuestMemory;
+use twofold_memory::{Error, GuestMemory};
 use twofold_stage2::fault::ipa_from_hpfar;
 use twofold_stage2::{Ipa, Platform};
 
@@ -31,13 +31,16 @@ pub enum Located {
 /// Finds the page of the fault that `esr` and `far` describe, whose address is not in `HPFAR_EL2`.
 #[inline(always)]
 pub fn locate<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64, far: u64) -> Located {
-    match translate::translate(far, |ipa| word(memory, ipa)) {
+    let mut is_absent = false;
+    let read = |ipa| word(memory, ipa).inspect_err(|error| is_absent |= matches!(error, Error::Absent { .. })).ok();
+    match translate::translate(far, read) {
         Translation::Page(ipa) => Located::Page(ipa),
-        Translation::Aborted(level) => {
+        Translation::Aborted(level) if !is_absent => {
             inject::external_abort(context, esr, far, Some(level));
             Located::Aborted
         }
-        Translation::Unmapped => {
+        // If a table of the guest's is absent, its own walk ends with a fault that names the table's page.
+        Translation::Aborted(_) | Translation::Unmapped => {
             memory.stage2().invalidate_for_other_vcpu();
             Located::Retry
         }
@@ -69,7 +72,7 @@ pub fn odd<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64
 /// the level at which a walk ends now.
 fn walk_level<P: Platform>(memory: &GuestMemory<P>, va: u64, page: Ipa) -> i8 {
     const PAGE_SIZE: u64 = 4 << 10;
-    let read = |ipa| if Ipa::new(ipa).align_down(PAGE_SIZE) == page { None } else { word(memory, ipa) };
+    let read = |ipa| if Ipa::new(ipa).align_down(PAGE_SIZE) == page { None } else { word(memory, ipa).ok() };
     match translate::stage1().walk(va, read) {
         Ok(_) => 3,
         Err(stop) => stop.level(),
@@ -78,8 +81,8 @@ fn walk_level<P: Platform>(memory: &GuestMemory<P>, va: u64, page: Ipa) -> i8 {
 
 /// A word of the guest's RAM, through this CPU's caches. If a guest walks its tables without the caches, the word can
 /// be stale; the error then affects only that guest.
-fn word<P: Platform>(memory: &GuestMemory<P>, ipa: u64) -> Option<u64> {
+fn word<P: Platform>(memory: &GuestMemory<P>, ipa: u64) -> Result<u64, Error> {
     let mut bytes = [0; 8];
-    memory.read(Ipa::new(ipa), &mut bytes).ok()?;
-    Some(u64::from_le_bytes(bytes))
+    memory.read(Ipa::new(ipa), &mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
 }

@@ -19,6 +19,7 @@
 //! | [`schedule`] | which vCPU or task runs on which CPU: the scheduler's lock, and the loop of a CPU |
 //! | [`vcpu`] | a vCPU's turn: enter, exit, answer, enter again |
 //! | [`restart`], [`release`], [`tasks`] | a guest that begins anew after a reset; what an ended one had; the hypervisor's own tasks |
+//! | [`swap`] | a guest whose pages leave memory and come back |
 //! | [`commands`] | the launcher's commands, which the task of the control channel answers |
 //! | [`consoles`] | the guests' consoles on the control channel |
 //! | [`inject`] | exceptions that EL2 raises in the guest |
@@ -108,6 +109,7 @@ pub mod stage1;
 pub mod start;
 pub mod stats;
 pub mod survey;
+pub mod swap;
 pub mod switch;
 pub mod sysreg;
 pub mod tasks;

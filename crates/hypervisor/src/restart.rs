@@ -51,8 +51,8 @@ pub(crate) trait Guest {
     fn has_turns(&self) -> bool;
     /// Makes up to `most` bytes of RAM from this offset on read as zero. Returns how many; `None`: there are no more.
     fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error>;
-    /// Writes to RAM.
-    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<(), Error>;
+    /// Writes to RAM. Returns `false` if the page has to come first.
+    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<bool, Error>;
     /// All devices are as after a reset.
     fn reset_devices(&self);
     /// No CPU has a translation of the guest's.
@@ -134,6 +134,6 @@ impl Restart {
 fn copy(vm: &impl Guest, content: &[u8], at: Ipa, done: u64) -> Result<Option<u64>, Error> {
     let Some(rest) = content.get(done as usize..).filter(|rest| !rest.is_empty()) else { return Ok(None) };
     let piece = &rest[..rest.len().min(PIECE)];
-    vm.write(at + done, piece)?;
-    Ok(Some(piece.len() as u64))
+    let is_written = vm.write(at + done, piece)?;
+    Ok(Some(if is_written { piece.len() as u64 } else { 0 }))
 }

@@ -38,7 +38,8 @@ use crate::restart::Images;
 use crate::schedule;
 use crate::schedule::cpu::Entity;
 use crate::survey::{self, SurveyError};
-use crate::tasks::{ChannelTask, IoTask, RestartTask};
+use crate::swap::{StoreMemory, Swap, SwapError};
+use crate::tasks::{ChannelTask, IoTask, RestartTask, SwapTask};
 use crate::vcpu::Runnable;
 use crate::virtio::host::{HostCard, HostDisk};
 use crate::virtio::make::{DeviceError, Machine, Supplies};
@@ -84,6 +85,9 @@ fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
         entities.push(Box::leak(Box::new(RestartTask(vm))));
         if let Some(entity) = vm.devices().virtio.task() {
             entities.push(Box::leak(Box::new(IoTask { vm, entity })));
+        }
+        if let Some(swap) = vm.swap() {
+            entities.push(Box::leak(Box::new(SwapTask { vm, swap })));
         }
     }
     for task in host_devices::cards().iter().filter_map(|card| CardTask::of(card)) {
@@ -152,6 +156,9 @@ pub enum StartupError {
         /// What is free, in MiB.
         free: u64,
     },
+    /// The guest's store cannot be made.
+    #[error("guest {0:?}: {1}")]
+    Swap(Name, SwapError),
     /// The device tree lacks an interrupt.
     #[error(transparent)]
     NoInterrupt(#[from] NoInterrupt),
@@ -212,7 +219,7 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     let mut all = Vec::with_capacity(bundle.guests.len());
     let frames = divide(frames, &bundle.guests, &admitted, has(flags::TEST_SCARCE))?;
     for ((guest, admitted), own) in bundle.guests.iter().zip(&admitted).zip(frames) {
-        all.push(maker.guest(guest, admitted, own, baselines, waits_trap)?);
+        all.push(maker.guest(guest, admitted, (own, all.len()), baselines, waits_trap)?);
     }
     for card in host_devices::cards().iter().filter(|card| card.is_attached()) {
         let group = maker.scheduler.add_group(DEFAULT_WEIGHT);
@@ -257,7 +264,7 @@ impl Maker {
         &mut self,
         guest: &Guest<'static>,
         admitted: &Admitted,
-        mut frames: Frames,
+        (mut frames, number): (Frames, usize),
         baselines: Baselines,
         waits_trap: bool,
     ) -> Result<Vm, StartupError> {
@@ -268,6 +275,7 @@ impl Maker {
         let vcpus: Vec<_> = affinities.iter().map(|mpidr| (*mpidr, self.scheduler.add(group))).collect();
         let task = self.scheduler.add(group);
         let io_task = (config.virtio_devices() > 0).then(|| self.scheduler.add(group));
+        let swap_task = config.swap.map(|_| self.scheduler.add(group));
         let wire = match (self.on_channel, self.shares_uart) {
             (true, _) => Wire::channel(),
             (false, true) => Wire::shared(*name),
@@ -281,6 +289,8 @@ impl Maker {
         let virtio = self.supplies.devices(guest, io_task, has_random, (&platform, &self.features))?;
         let devices = Devices::new(self.board, &vcpus, &self.sources, wire, virtio)?;
         let given = given(config, &mut frames, &platform)?;
+        let of_swap = |why| StartupError::Swap(*name, why);
+        let store = StoreMemory::take(config, &mut frames).map_err(of_swap)?;
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(admitted.vmid), frames, config.pages)?;
         let mut add = |slot| memory.add_slot(slot).map_err(MemoryError::from);
         let ram = add(slot(virt::RAM_BASE, config.memory, Backing::Ram))?;
@@ -291,8 +301,13 @@ impl Maker {
         };
         let test = test_slots(config, given).map(add).collect::<Result<Vec<_>, _>>()?;
         baselines.apply(&mut memory);
+        let swap = match swap_task {
+            Some(task) => Swap::attach(config, &mut memory, store, number, task).map_err(of_swap)?,
+            None => None,
+        };
         let blob = device_tree::build(config, &layout, &affinities);
         layout.load(config, &blob, &memory)?;
+        swap.as_ref().map_or(Ok(()), |swap| swap.limit(config, &memory)).map_err(of_swap)?;
         let (size, cpus, pages) = (config.memory >> 20, config.cpus, config.pages);
         log!("guest {name:?}: {size} MiB at {:#x}, {cpus} vCPUs, {pages:?}, {geometry:?}", virt::RAM_BASE);
         if let Some(test) = config.test {
@@ -301,6 +316,7 @@ impl Maker {
         Ok(Vm::new(Parts {
             name: *name,
             memory: (memory, ram, test, stolen, flash),
+            swap,
             sources: self.sources,
             devices,
             guest_cpu: self.guest_cpu,
@@ -315,7 +331,8 @@ impl Maker {
 }
 
 /// The frames of each guest. A single guest gets everything. Several share them, each up to what it was admitted with, so
-/// that a guest that ends leaves its frames to the others; a guest whose test memory is made at the start has its own.
+/// that a guest that ends leaves its frames to the others; a guest whose test memory is made at the start, or whose pages
+/// leave to a store, has its own.
 fn divide(
     mut free: Frames,
     guests: &[Guest<'_>],
@@ -326,7 +343,7 @@ fn divide(
         return Ok(Vec::from([free]));
     }
     let features = free.features();
-    let has_own = |guest: &Guest<'_>| guest.config.test.is_some();
+    let has_own = |guest: &Guest<'_>| guest.config.test.is_some() || guest.config.swap.is_some();
     let mut own = Vec::new();
     for (guest, admitted) in guests.iter().zip(admitted) {
         let broken = || StartupError::Broken(guest.name);

@@ -6,7 +6,9 @@ use twofold_vmm::scheduler::{Decision, EntityId};
 
 use crate::commands::Commands;
 use crate::schedule::cpu::{Entity, ThisCpu};
+use crate::swap::Swap;
 use crate::switch::Switch;
+use crate::vcpu::pages::set_deadline;
 use crate::vm::Vm;
 use crate::{channel, schedule};
 
@@ -36,6 +38,32 @@ impl Entity for IoTask {
 
     fn turn(&self, cpu: &mut ThisCpu, _: &mut Switch, decision: Decision) -> Decision {
         cpu.work(decision, || self.vm.io())
+    }
+}
+
+/// Writes pages out, and ends transfers ([`swap`](crate::swap)), for a guest that has a store. It belongs to the guest's
+/// group, so the guest pays for it.
+pub(crate) struct SwapTask {
+    /// The guest.
+    pub(crate) vm: &'static Vm,
+    /// Its store.
+    pub(crate) swap: &'static Swap,
+}
+
+impl Entity for SwapTask {
+    fn id(&self) -> EntityId {
+        self.swap.task()
+    }
+
+    fn turn(&self, cpu: &mut ThisCpu, _: &mut Switch, decision: Decision) -> Decision {
+        let next = cpu.work(decision, || self.swap.work(self.vm.memory()));
+        // D5. This CPU looks at its deadlines before it does anything else.
+        set_deadline(cpu, self.swap);
+        next
+    }
+
+    fn alarm_due(&self, _: Option<EntityId>) -> u64 {
+        self.swap.end_some(self.vm.memory())
     }
 }
 

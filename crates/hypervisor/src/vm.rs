@@ -43,6 +43,7 @@ use crate::restart::{self, Images, Restart};
 use crate::schedule::cpu::Progress;
 use crate::schedule::deadlines::Due;
 use crate::stats::{self, Figures, Stats};
+use crate::swap::{self, Swap};
 use crate::switch::{LastVcpu, Seat};
 use crate::vcpu::state::Vcpu;
 use crate::virtio::{Around, Place};
@@ -64,6 +65,8 @@ pub struct Vm {
     stolen: SlotId,
     /// The slot of the flash, if the guest starts in a firmware. A reset leaves it, but for the firmware itself.
     flash: Option<SlotId>,
+    /// Its store, if its pages leave memory.
+    swap: Option<Swap>,
     hcr: u64,
     /// VTCR_EL2.
     vtcr: u64,
@@ -112,6 +115,8 @@ pub struct Parts {
     pub name: Name,
     /// The memory, with the slots of RAM, of test memory, of stolen time and of the flash.
     pub memory: (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>, SlotId, Option<SlotId>),
+    /// The store, if the guest's pages leave memory.
+    pub swap: Option<Swap>,
     /// The machine's interrupts.
     pub sources: Sources,
     /// The devices.
@@ -210,6 +215,7 @@ impl Vm {
         let Parts {
             name,
             memory: (memory, ram, test, stolen, flash),
+            swap,
             sources,
             devices,
             guest_cpu,
@@ -229,7 +235,7 @@ impl Vm {
             entity: *entity,
             id: VcpuId::new(index as u32).expect("the interrupt controller has as many vCPUs"),
             stats: Stats::default(),
-            state: Mutex::new(Vcpu::new(index, *entity)),
+            state: Mutex::new(Vcpu::new(index, *entity, swap.as_ref())),
         };
         let first = vcpus.first().map_or(0, |(_, entity)| entity.index());
         let is_in_a_row = |(index, (_, entity)): (usize, &(u64, EntityId))| entity.index() == first + index;
@@ -259,8 +265,14 @@ impl Vm {
             test,
             stolen,
             flash,
+            swap,
             memory,
         }
+    }
+
+    /// Its store, if its pages leave memory.
+    pub(crate) fn swap(&self) -> Option<&Swap> {
+        self.swap.as_ref()
     }
 
     /// The guest's memory.
@@ -398,6 +410,14 @@ impl Vm {
             schedule::wake(task);
         }
         progress
+    }
+
+    /// The page of this error is absent: it is asked for, and the restart tries again. Any other error stays one.
+    fn comes_later(&self, error: Error) -> Result<(), Error> {
+        match error {
+            Error::Absent { page, .. } => self.memory.bring(page, swap::RESTART).map_err(|_| error),
+            error => Err(error),
+        }
     }
 
     /// A piece of the work of a restart, or of the release of what an ended guest had.
@@ -548,12 +568,17 @@ impl restart::Guest for Vm {
             self.memory.clear(self.stolen, start..start + virt::STOLEN_TIME_SIZE)?;
             return Ok(None);
         }
-        self.memory.clear(self.ram, start..start + most)?;
-        Ok(Some(most))
+        match self.memory.clear(self.ram, start..start + most) {
+            Ok(()) => Ok(Some(most)),
+            Err(error) => self.comes_later(error).map(|()| Some(0)),
+        }
     }
 
-    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
-        self.memory.write(at, bytes)
+    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<bool, Error> {
+        match self.memory.write(at, bytes) {
+            Ok(()) => Ok(true),
+            Err(error) => self.comes_later(error).map(|()| false),
+        }
     }
 
     fn reset_devices(&self) {
@@ -565,8 +590,8 @@ impl restart::Guest for Vm {
     }
 
     fn begin_again(&self) {
-        for vcpu in &self.vcpus {
-            vcpu.state.lock().switch_off();
+        for (index, vcpu) in self.vcpus.iter().enumerate() {
+            vcpu.state.lock().switch_off(self, index);
         }
         self.power.lock().restart();
         let runs = self.life.change(|life, now| life.has_begun(now));

@@ -20,6 +20,7 @@ use crate::devices::{self, Devices, HostDevices};
 use crate::guest::{GuestError, GuestSettings, MEMORY_MAX};
 use crate::image::ImageError;
 use crate::initrd::InitrdError;
+use crate::swap;
 
 /// A bundle file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -227,6 +228,7 @@ fn record(guests: &[GuestSettings], number: usize, Parts { kernel, initrd, firmw
         nets: (nets.len() as u32).into(),
         disk,
         net,
+        swap: swap::record(guest.swap),
         test_start: guest.test.map_or(0, |test| test.start()).into(),
         test_size: guest.test.map_or(0, |test| test.size).into(),
         test_slots: guest.test.map_or(0, |test| test.slots).into(),

@@ -87,6 +87,7 @@ fn of_guest(count: u64, cpus: u32, on: &Platform<'_>) -> Result<Vec<EventCost>, 
         pages: Pages::Auto,
         flags: 0,
         devices: Devices::default(),
+        swap: None,
         test: None,
         policies: Policies::default(),
     };

@@ -295,6 +295,7 @@ impl Experiment {
             pages: self.pages,
             flags: flags::COUNT | flags::MEASURE | cache,
             devices: Devices::default(),
+            swap: None,
             test: Some(test),
             policies: self.policies,
         };

@@ -20,6 +20,7 @@ use crate::elf::{ElfError, Program};
 use crate::image::{Image, ImageError};
 use crate::initrd::{self, InitrdError};
 use crate::layout::{DoesNotFit, Layout};
+use crate::swap::{Swap, SwapError};
 
 /// The name of a guest for which none is given.
 pub const NAME_DEFAULT: &str = "guest";
@@ -102,6 +103,8 @@ pub struct GuestSettings {
     pub flags: u32,
     /// Its virtio devices.
     pub devices: Devices,
+    /// Where its pages go when they leave memory; `None`: they stay.
+    pub swap: Option<Swap>,
     /// Test memory; a guest gets its place by the command line.
     pub test: Option<TestMemory>,
     /// Each technique, or its baseline, the same for all guests of an image. Only an image with the feature `baselines` has baselines.
@@ -205,6 +208,9 @@ pub enum GuestError {
         /// Its size.
         size: u64,
     },
+    /// The store for its pages.
+    #[error(transparent)]
+    Swap(#[from] SwapError),
     /// Too many disks.
     #[error("{0} disks are not possible; give at most {DISKS_MAX} (`--disk`)")]
     Disks(usize),
@@ -292,7 +298,9 @@ impl GuestSettings {
             Backing::File(_) | Backing::Server(_) => 0,
         });
         let flash = if self.firmware.is_some() { virt::FLASH_SIZE } else { 0 };
-        disks.fold(self.memory.saturating_add(flash).saturating_add(test), u64::saturating_add)
+        let swap = self.swap.map_or(0, |swap| swap.machine_memory(self.memory));
+        let rest = [test, flash, swap].into_iter().fold(self.memory, u64::saturating_add);
+        disks.fold(rest, u64::saturating_add)
     }
 
     /// Makes all checks that are possible on the host, and returns the layout.
@@ -362,6 +370,7 @@ impl GuestSettings {
         if nets.len() > NETS_MAX {
             return Err(GuestError::Nets(nets.len()));
         }
+        self.swap.map_or(Ok(()), |swap| swap.check(self.memory, self.cpus))?;
         if self.command_line.len() > COMMAND_LINE_MAX {
             return Err(GuestError::CommandLineTooLong(self.command_line.len()));
         }
@@ -434,6 +443,7 @@ pub(crate) mod tests {
                 pages: Pages::Small,
                 flags: flags::COUNT,
                 devices: Devices::default(),
+                swap: None,
                 test: None,
                 policies: Policies::default(),
             }

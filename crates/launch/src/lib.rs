@@ -4,7 +4,7 @@
 //! Every command that boots the hypervisor uses this launcher. A launch has these steps:
 //!
 //! 1. [`GuestSettings`] are checked on the host and written as a bundle file (modules [`guest`], [`devices`], [`image`],
-//!    [`elf`], [`initrd`], [`layout`], [`bundle`]). What a user writes becomes settings in [`spec`] and [`size`].
+//!    [`elf`], [`initrd`], [`layout`], [`swap`], [`bundle`]). What a user writes becomes settings in [`spec`] and [`size`].
 //! 2. [`Qemu`] is found and must be new enough; [`Machine`] makes its arguments (modules [`qemu`], [`machine`]).
 //! 3. [`run::Launch`] follows the console under a time limit, and leaves nothing running ([`run`], [`child`]).
 //! 4. The hypervisor's end is the control channel ([`channel`]). Its lines become a [`Control`] with its [`Report`] of figures ([`report`]).
@@ -47,6 +47,7 @@ pub mod session;
 pub mod size;
 pub mod socket;
 pub mod spec;
+pub mod swap;
 pub mod terminal;
 pub mod verdict;
 
@@ -60,5 +61,6 @@ pub use outcome::{Console, Outcome};
 pub use qemu::{Qemu, QemuError};
 pub use report::{Control, Report, Test};
 pub use run::{Driver, Launch, RunError, Stop};
+pub use swap::Swap;
 pub use twofold_workload::policies::Policies;
 pub use verdict::Verdict;

@@ -7,6 +7,8 @@
 use twofold_abi::bundle;
 use twofold_abi::virt;
 use twofold_memory::Pages;
+use twofold_memory::async_fault::Mode;
+use twofold_memory::swap::FRAMES_PER_VCPU;
 use twofold_stage2::Level;
 
 use crate::program::Program;
@@ -26,6 +28,8 @@ pub struct Config<'a> {
     pub disks: &'a [bundle::Disk],
     /// The network cards.
     pub nets: &'a [bundle::Net],
+    /// Where its pages go when they leave memory; `None`: they stay.
+    pub swap: Option<Swap>,
     /// The kernel's command line.
     pub command_line: &'a str,
     /// Bytes of RAM.
@@ -58,6 +62,17 @@ pub struct TestMemory {
     pub leaf: Option<Level>,
 }
 
+/// A store for pages that leave memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swap {
+    /// The most bytes of the guest's memory that are in the machine's at a time, a multiple of 4 KiB.
+    pub resident: u64,
+    /// What a vCPU does while a page is absent.
+    pub mode: Mode,
+    /// Microseconds from a request to the end of its transfer.
+    pub delay: u32,
+}
+
 /// Why a guest's record was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -85,6 +100,19 @@ pub enum ConfigError {
         number: usize,
         /// The reason.
         why: &'static str,
+    },
+    /// The store is none that there is, or takes too long.
+    #[error("--swap: {0}")]
+    Swap(&'static str),
+    /// The limit on memory that is in the machine's.
+    #[error("--resident {resident}: give whole pages of 4096 bytes, {least} bytes at least, and {most} at most")]
+    Resident {
+        /// The limit.
+        resident: u64,
+        /// The least with which the guest makes progress.
+        least: u64,
+        /// The guest's memory.
+        most: u64,
     },
     /// A firmware and a kernel or an initrd.
     #[error("--firmware: the guest has a kernel or an initrd, too; give one way to start")]
@@ -145,6 +173,7 @@ impl<'a> Config<'a> {
             devices,
             disks: disks(record)?,
             nets: nets(record)?,
+            swap: swap(record)?,
             command_line: core::str::from_utf8(text).map_err(|_| ConfigError::CommandLine)?,
             memory,
             cpus,
@@ -274,6 +303,32 @@ fn nets(record: &bundle::Guest) -> Result<&[bundle::Net], ConfigError> {
         }
     }
     Ok(nets)
+}
+
+fn swap(record: &bundle::Guest) -> Result<Option<Swap>, ConfigError> {
+    let bundle::Swap { store, mode, resident, delay } = record.swap;
+    let (resident, delay) = (resident.get(), delay.get());
+    match store.get() {
+        bundle::swap::NONE if resident != 0 => return Err(ConfigError::Swap("a limit by --resident needs a store")),
+        bundle::swap::NONE => return Ok(None),
+        bundle::swap::MEMORY => {}
+        _ => return Err(ConfigError::Swap("it is of no known kind")),
+    }
+    let mode = match mode.get() {
+        bundle::swap::OFF => Mode::Off,
+        bundle::swap::HALT => Mode::Halt,
+        bundle::swap::PV => Mode::Pv,
+        _ => return Err(number("as the mode of --async-fault", mode.get().into(), "0 to 2")),
+    };
+    if delay > bundle::swap::DELAY_MAX {
+        return Err(ConfigError::Swap("a transfer takes a minute at most"));
+    }
+    let least = FRAMES_PER_VCPU * 4096 * u64::from(record.cpus.get());
+    let most = record.memory.get();
+    if resident < least || resident > most || !resident.is_multiple_of(4096) {
+        return Err(ConfigError::Resident { resident, least, most });
+    }
+    Ok(Some(Swap { resident, mode, delay }))
 }
 
 fn part<'a>(file: &'a [u8], what: &'static str, offset: u64, size: u64) -> Result<&'a [u8], ConfigError> {

@@ -8,7 +8,8 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
-use twofold_abi::virt;
+use twofold_abi::{async_fault, virt};
+use twofold_memory::async_fault::Mode;
 
 use crate::config::Config;
 use crate::load::Layout;
@@ -31,6 +32,9 @@ pub fn build(config: &Config<'_>, layout: &Layout, affinities: &[u64]) -> Vec<u8
     root.add_child(psci());
     root.add_child(gic(config));
     root.add_child(timer());
+    if config.swap.is_some_and(|swap| swap.mode == Mode::Pv) {
+        root.add_child(async_page_fault());
+    }
     root.add_child(clock());
     root.add_child(uart());
     root.add_child(rtc());
@@ -107,6 +111,17 @@ fn timer() -> DeviceTreeNode {
     let timers = [29, virt::PHYSICAL_TIMER_INTERRUPT, virt::VIRTUAL_TIMER_INTERRUPT, 26];
     set(&mut node, "interrupts", &timers.map(interrupt).concat()[..]);
     set(&mut node, "always-on", &[0u8; 0][..]);
+    node
+}
+
+/// What `docs/async-page-fault.md` says of discovery.
+fn async_page_fault() -> DeviceTreeNode {
+    const EDGE_RISING: u32 = 1;
+    let mut node = DeviceTreeNode::new_unchecked("async-page-fault");
+    set(&mut node, "compatible", async_fault::COMPATIBLE);
+    set(&mut node, "method", "hvc");
+    let [kind, number, _] = interrupt(async_fault::INTID);
+    set(&mut node, "interrupts", &[kind, number, EDGE_RISING][..]);
     node
 }
 

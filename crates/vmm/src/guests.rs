@@ -203,6 +203,32 @@ pub fn table_frames(config: &Config<'_>) -> u64 {
     (1..=LEVELS).map(of_level).sum::<u64>() + ROOT
 }
 
+/// What a guest with a store takes of the machine's memory beside its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwapMemory {
+    /// Huge pages of the store: a place for each page of the guest.
+    pub store: u64,
+    /// Huge pages for the hypervisor's heap, which has a state for each page.
+    pub heap: u64,
+}
+
+impl SwapMemory {
+    /// What this guest takes.
+    pub fn of(config: &Config<'_>) -> Self {
+        /// Bytes of a huge page for the states of one: those of its pages, in a block of the heap's.
+        const STATES: u64 = 64 << 10;
+        if config.swap.is_none() {
+            return Self::default();
+        }
+        let huge_pages = total(config).div_ceil(HUGE_PAGE) + STOLEN_TIME;
+        Self { store: huge_pages, heap: huge_pages.saturating_mul(STATES).div_ceil(HUGE_PAGE) + 1 }
+    }
+
+    fn huge_pages(self) -> u64 {
+        self.store.saturating_add(self.heap)
+    }
+}
+
 const PAGE: u64 = 4096;
 
 fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
@@ -220,6 +246,7 @@ fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
     // RAM is given in huge pages, and so is that of stolen time, in a slot of its own.
     let huge_pages = total(config).div_ceil(HUGE_PAGE) + STOLEN_TIME;
     let frames = huge_pages.saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config));
+    let frames = frames.saturating_add(SwapMemory::of(config).huge_pages().saturating_mul(HUGE_PAGE / PAGE));
     let disk_pages = config.disks.iter().map(devices::pages_in_memory).fold(0, u64::saturating_add);
     let bytes = frames.checked_mul(PAGE).zip(disk_pages.checked_mul(HUGE_PAGE));
     if bytes.and_then(|(frames, disks)| frames.checked_add(disks)).is_none_or(|bytes| bytes > free) {

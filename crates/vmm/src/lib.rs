@@ -20,6 +20,7 @@
 //! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
 //! | [`session`], [`console`] | the hypervisor\'s end of a session on the control channel; a guest's console on it |
 //! | [`switch`] | a network between guests: bounded queues, and addresses that no other card can take |
+//! | [`memory_store`] | a store for a guest's pages in the machine's memory, with a stated delay |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -38,6 +39,7 @@ pub mod guests;
 pub mod images;
 pub mod life;
 pub mod load;
+pub mod memory_store;
 pub mod mitigation;
 pub mod name;
 pub mod power;

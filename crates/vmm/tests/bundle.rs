@@ -3,9 +3,10 @@
 
 use proptest::prelude::*;
 use twofold_abi::bundle::{self, ALIGN, GUESTS_MAX, Guest, Header, NAME_MAX, WEIGHT_MAX};
+use twofold_memory::async_fault::Mode;
 use twofold_vmm::bundle::{Bundle, BundleError};
-use twofold_vmm::config::ConfigError;
-use twofold_vmm::guests::{Host, Refused, Why, admit};
+use twofold_vmm::config::{ConfigError, Swap};
+use twofold_vmm::guests::{Host, Refused, SwapMemory, Why, admit};
 use twofold_vmm::name::{Name, NotAName};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -99,6 +100,50 @@ fn devices_that_are_not_possible_are_refused() {
     let mut guest = with_devices();
     guest.firmware_size.set(bundle::FIRMWARE_MAX + 1);
     assert!(error(&[guest]).to_string().contains("bytes of firmware: 64 MiB at most"));
+}
+
+/// A guest with a store.
+fn with_swap() -> Guest {
+    let mut guest = guest("web", 1);
+    guest.swap.store.set(bundle::swap::MEMORY);
+    guest.swap.mode.set(bundle::swap::PV);
+    guest.swap.resident.set(16 << 20);
+    guest.swap.delay.set(10_000);
+    guest
+}
+
+#[test]
+fn a_store_is_read_and_its_memory_counted() {
+    let bytes = file(&header(1), &[with_swap()]);
+    let guests = Bundle::read(&bytes).unwrap().guests;
+    assert_eq!(guests[0].config.swap, Some(Swap { resident: 16 << 20, mode: Mode::Pv, delay: 10_000 }));
+    let plain = file(&header(1), &[guest("web", 1)]);
+    let plain = Bundle::read(&plain).unwrap().guests;
+    assert_eq!(plain[0].config.swap, None);
+    let frames = |guests| admit(guests, &HOST).unwrap()[0].frames;
+    // 64 MiB and the huge page of stolen time; 33 times 64 KiB of states, and what the heap keeps beside them.
+    assert_eq!(frames(&guests) - frames(&plain), (33 + 3) * 512);
+    assert_eq!(SwapMemory::of(&guests[0].config), SwapMemory { store: 33, heap: 3 });
+}
+
+#[test]
+fn a_store_that_is_not_possible_is_refused() {
+    type Change = fn(&mut Guest);
+    let cases: [(Change, &str); 7] = [
+        (|guest| guest.swap.store.set(0), "--swap: a limit by --resident needs a store"),
+        (|guest| guest.swap.store.set(9), "--swap: it is of no known kind"),
+        (|guest| guest.swap.mode.set(3), "asks for 3 as the mode of --async-fault: 0 to 2"),
+        (|guest| guest.swap.delay.set(60_000_001), "--swap: a transfer takes a minute at most"),
+        (|guest| guest.swap.resident.set(60 << 10), "--resident 61440: give whole pages of 4096 bytes, 65536 bytes at"),
+        (|guest| guest.swap.resident.set((64 << 20) + 4096), "67108864 at most"),
+        (|guest| guest.swap.resident.set((16 << 20) + 1), "--resident 16777217: give whole pages"),
+    ];
+    for (change, expected) in cases {
+        let mut guest = with_swap();
+        change(&mut guest);
+        let text = error(&[guest]).to_string();
+        assert!(text.contains(expected), "{text}");
+    }
 }
 
 #[test]

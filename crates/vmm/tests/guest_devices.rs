@@ -50,6 +50,7 @@ fn guest<'a>(
         ipa_bits: None,
         test: None,
         policies: 0,
+        swap: None,
     };
     Guest { name: Name::new(name).unwrap(), config, weight: Weight::checked(64).unwrap() }
 }

@@ -30,6 +30,7 @@ fn config(kernel: &[u8]) -> Config<'_> {
         initrd: &[],
         firmware: &[],
         devices: 0,
+        swap: None,
         disks: &[],
         nets: &[],
         command_line: "",

@@ -50,6 +50,7 @@ fn tree(cpus: &[u64]) -> DeviceTree {
         initrd: &[],
         firmware: &[],
         devices: 0,
+        swap: None,
         disks: &[],
         nets: &[],
         command_line: "",

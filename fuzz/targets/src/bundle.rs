@@ -213,6 +213,7 @@ fn any_guest(u: &mut Unstructured<'_>, number: u32, files: &Files) -> Result<Gue
         flags: 0,
         command_line: u.arbitrary()?,
         devices: Devices::default(),
+        swap: None,
         test: if u.arbitrary()? { Some(any_test_memory(u)?) } else { None },
         policies: Policies::default(),
     })

@@ -86,6 +86,7 @@ fn guest(cpus: u32) -> Config<'static> {
         initrd: &[0; 100],
         firmware: &[],
         devices: 0,
+        swap: None,
         disks: &[],
         nets: &[],
         command_line: "console=ttyAMA0 rdinit=/init",

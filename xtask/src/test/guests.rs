@@ -91,6 +91,7 @@ impl Hostile {
             pages: Pages::Auto,
             flags,
             devices: Devices::default(),
+            swap: None,
             test: None,
             policies: Policies::default(),
         };

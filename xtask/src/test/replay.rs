@@ -160,6 +160,7 @@ impl Pair {
             pages: Pages::Auto,
             flags: 0,
             devices: Devices::default(),
+            swap: None,
             test: None,
             policies: Policies::default(),
         };

@@ -146,6 +146,7 @@ impl Options {
             flags: flags::CONSOLES | if self.restart { flags::RESTART } else { 0 },
             // Random bytes for the guest's first keys.
             devices: Devices { has_random: true, ..Devices::default() },
+            swap: None,
             test: None,
             policies: Policies::default(),
         };

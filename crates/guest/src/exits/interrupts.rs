@@ -9,7 +9,7 @@ use core::ptr::{NonNull, with_exposed_provenance_mut};
 
 use arm_gic::gicv3::registers::{Gicd, GicrSgi};
 use arm_gic::gicv3::{GicCpuInterface, GicError, GicV3, SgiTarget, SgiTargetGroup};
-use arm_gic::{IntId, InterruptGroup, UniqueMmioPointer};
+use arm_gic::{IntId, InterruptGroup, Trigger, UniqueMmioPointer};
 use twofold_abi::virt::{GICD_BASE, GICR_BASE};
 
 use super::Failure;
@@ -42,6 +42,16 @@ impl Interrupts {
         }
         GicCpuInterface::set_priority_mask(0xff);
         Ok(Self(gic))
+    }
+
+    /// Enables one more private interrupt, of the same priority, which is edge-triggered.
+    pub fn add_edge(&mut self, interrupt: IntId, vcpus: usize) -> Result<(), Failure> {
+        for vcpu in 0..vcpus {
+            self.0.set_trigger(interrupt, Some(vcpu), Trigger::Edge).map_err(Failure::Interrupts)?;
+            self.0.set_interrupt_priority(interrupt, Some(vcpu), 0x80).map_err(Failure::Interrupts)?;
+            self.0.enable_interrupt(interrupt, Some(vcpu), true).map_err(Failure::Interrupts)?;
+        }
+        Ok(())
     }
 
     /// Wakes the redistributor of another vCPU. Under KVM it is always awake.
@@ -122,8 +132,9 @@ pub fn is_pending() -> bool {
     pending & 1 << 7 != 0
 }
 
+/// Turns the virtual timer off.
 #[inline(always)]
-fn stop_timer() {
+pub fn stop_timer() {
     // SAFETY: as in `set_timer`.
     unsafe { asm!("msr cntv_ctl_el0, xzr", "isb", options(nostack, preserves_flags)) };
 }

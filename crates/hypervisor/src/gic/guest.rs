@@ -35,10 +35,11 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use spin::{Mutex, MutexGuard};
-use twofold_abi::virt;
+use twofold_abi::{async_fault, virt};
 use twofold_devices::Width;
 use twofold_devices::vgic::{
-    Config, ConfigError, Effects, Frame, Here, Intid, Read, Retry, SgiRegister, StateError, VcpuId, Vgic,
+    Config, ConfigError, CpuInterface, Effects, Frame, Here, Intid, Look, Read, Retry, SgiRegister, StateError, VcpuId,
+    Vgic,
 };
 use twofold_vmm::scheduler::EntityId;
 
@@ -87,6 +88,9 @@ pub struct Waiting {
 /// The interrupts of the guest's timers.
 const VIRTUAL_TIMER: Intid = ppi(virt::VIRTUAL_TIMER_INTERRUPT);
 const PHYSICAL_TIMER: Intid = ppi(virt::PHYSICAL_TIMER_INTERRUPT);
+
+/// The interrupt by which an absent page is announced.
+const ANNOUNCEMENT: Intid = ppi(async_fault::INTID);
 
 /// As many as QEMU's `virt` has.
 const SPIS: u32 = 224;
@@ -256,6 +260,48 @@ impl GuestGic {
         }
     }
 
+    /// The interface of `vcpu`, which is loaded on this CPU, and its PPI of announcements.
+    pub fn look(&self, vcpu: usize) -> Option<Look> {
+        let id = id(vcpu)?;
+        self.model.lock().look_at(id, ANNOUNCEMENT, &Here::loaded(id, &mut ThisCpu))
+    }
+
+    /// Whether `vcpu` takes an interrupt as its next step with this PSTATE, if it is entered now. `is_loaded`: on this CPU;
+    /// else nowhere.
+    pub fn can_take(&self, vcpu: usize, pstate: u64, is_loaded: bool) -> bool {
+        const FIQ_MASKED: u64 = 1 << 6;
+        const IRQ_MASKED: u64 = 1 << 7;
+        let Some(id) = id(vcpu) else { return false };
+        let model = self.model.lock();
+        let [fiq, irq] = match is_loaded {
+            true => model.deliverable(id, &Here::loaded(id, &mut ThisCpu)),
+            false => model.deliverable(id, &Here::without_vcpu()),
+        };
+        fiq && pstate & FIQ_MASKED == 0 || irq && pstate & IRQ_MASKED == 0
+    }
+
+    /// Makes the PPI of announcements of `vcpu` pending, if the guest has made it edge-triggered, or not pending. `is_loaded`
+    /// as above.
+    pub fn announce(&self, vcpu: usize, is_pending: bool, is_loaded: bool) {
+        let Some(id) = id(vcpu) else { return };
+        let mut model = self.model.lock();
+        let effects = match is_loaded {
+            true => announce(&mut model, id, is_pending, &mut Here::loaded(id, &mut ThisCpu)),
+            false => announce(&mut model, id, is_pending, &mut Here::without_vcpu()),
+        };
+        drop(model);
+        self.complete(effects);
+    }
+
+    /// Kicks a vCPU for something that is not in the model, and that the caller has written before. The lock orders this
+    /// with L and U: either the vCPU's CPU sees what was written when it has unloaded the vCPU, or this finds that no CPU
+    /// has it.
+    pub fn kick_for(&self, vcpu: usize) {
+        let Some(id) = id(vcpu) else { return };
+        drop(self.model.lock());
+        self.kick(id);
+    }
+
     /// V2: this CPU's list registers and the model agree again.
     pub fn synchronize(&self, vcpu: usize) {
         if let Some(id) = id(vcpu) {
@@ -326,6 +372,18 @@ impl GuestGic {
         let of = |intid: Intid, physical| (linked >> intid.raw() & 1 == 1).then_some(physical);
         of(VIRTUAL_TIMER, self.sources.virtual_timer).into_iter().chain(of(PHYSICAL_TIMER, self.sources.physical_timer))
     }
+}
+
+/// As [`GuestGic::announce`], where the vCPU is.
+fn announce<I: CpuInterface>(model: &mut Vgic, id: VcpuId, is_pending: bool, here: &mut Here<'_, I>) -> Effects {
+    /// GICR_ICPENDR0, in the redistributor's second frame.
+    const CLEAR_PENDING: u32 = 0x1_0280;
+    if !is_pending {
+        let frame = Frame::Redistributor(id, CLEAR_PENDING);
+        return model.write(frame, Width::Word, ANNOUNCEMENT.bit().into(), here);
+    }
+    let rises = model.set_ppi(id, ANNOUNCEMENT, true, here);
+    rises.and(model.set_ppi(id, ANNOUNCEMENT, false, here))
 }
 
 /// Reports the levels of the timers' lines of a vCPU that is not loaded.

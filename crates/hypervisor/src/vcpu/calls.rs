@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a call of the guest needs of the hypervisor (`twofold_vmm::calls`).
 
+use twofold_memory::Error;
 use twofold_stage2::Ipa;
 use twofold_vmm::calls::{Host, Mitigation, Workaround};
 
+use super::pages::{Around, Pages};
 use super::stolen::Stolen;
 use crate::virtio::random;
 use crate::vm::Vm;
 
-/// The hypervisor, for a call of this guest by the vCPU with this stolen time.
-pub(super) struct Here<'a>(pub(super) &'a Vm, pub(super) &'a mut Stolen);
+/// The hypervisor, for a call of this guest by the vCPU with this stolen time and these absent pages.
+pub(super) struct Here<'a>(pub(super) &'a Vm, pub(super) &'a mut Stolen, pub(super) Option<&'a mut Pages>);
 
 impl Host for Here<'_> {
     fn is_ram(&self, address: u64) -> bool {
-        // Only RAM can be read.
-        self.0.memory().read(Ipa::new(address), &mut [0]).is_ok()
+        // Only RAM can be read, or is absent.
+        matches!(self.0.memory().read(Ipa::new(address), &mut [0]), Ok(()) | Err(Error::Absent { .. }))
     }
 
     fn has_stolen_time(&self) -> bool {
@@ -37,9 +39,11 @@ impl Host for Here<'_> {
         unsafe { random::number() }
     }
 
-    fn vendor(&mut self, _vcpu: usize, _arguments: [u64; 4]) -> Option<i64> {
-        // Only a bundle allows these calls, and they are answered before all others.
-        None
+    fn vendor(&mut self, index: usize, [function, first, second, _]: [u64; 4]) -> Option<i64> {
+        // The calls by which a guest measures itself are allowed by a bundle, and are answered before all others. What is
+        // left are those of asynchronous page faults. They ask nothing of the vCPU's PSTATE.
+        let (vm, pages, swap) = (self.0, self.2.as_mut()?, self.0.swap()?);
+        pages.call(&mut Around { vm, swap, index, pstate: 0, is_loaded: true }, [function, first, second])
     }
 
     fn mitigation(&self, workaround: Workaround) -> Mitigation {

@@ -8,6 +8,7 @@
 
 use twofold_abi::virt;
 use twofold_devices::vgic::SgiRegister;
+use twofold_memory::async_fault::Next;
 use twofold_memory::{Answer, Done, GuestFault};
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
 use twofold_stage2::{Ipa, Level};
@@ -17,6 +18,7 @@ use twofold_vmm::power;
 use twofold_vmm::restart::Why;
 
 use super::calls;
+use super::pages::{self, Around};
 use super::state::{Leave, Own, Power};
 use crate::abort::{self, Located};
 use crate::emulation::Device;
@@ -29,6 +31,7 @@ use crate::registers::shut;
 use crate::schedule::cpu::ThisCpu;
 use crate::schedule::deadlines::NEVER;
 use crate::stats::{INTERRUPT, Purpose, Stats};
+use crate::swap::Swap;
 use crate::switch::Running;
 use crate::timer::{self, Due};
 use crate::virtio::Place;
@@ -67,6 +70,12 @@ impl<'a> Loaded<'a> {
         stats: &'static Stats,
     ) -> Self {
         Self { vm, index, cpu, running, own, stats }
+    }
+
+    /// V1, before T3, if pages of the guest may be absent. Returns the reason to leave, if the vCPU waits for one.
+    #[inline(always)]
+    pub(super) fn begins(&mut self) -> Option<Leave> {
+        if self.own.pages.is_some() { self.look_for_pages() } else { None }
     }
 
     /// T3 and T4. Out of line: with anything else around it, the compiler keeps less of the fault path in registers.
@@ -235,20 +244,55 @@ impl<'a> Loaded<'a> {
         }
     }
 
-    /// Nothing is mapped there: the guest skips the access, or takes an abort. No page is absent, since no store is
-    /// attached.
+    /// Nothing is mapped there: the guest skips the access, takes an abort, or needs a page that is not in memory.
     #[cold]
     #[inline(never)]
     fn refused(&mut self, answer: Answer, esr: u64, far: u64, ipa: Ipa) -> Option<Leave> {
         match answer {
             Answer::Skip => self.running.context().skip(),
-            Answer::Absent => return self.fail(format_args!("{ipa:x?} is absent, and there is no page store")),
+            // The fault is read anew: passed on, it would be in memory on every fault.
+            Answer::Absent => return self.absent(&Fault::from_syndrome(esr)?, ipa),
             Answer::ExternalAbort | Answer::Retry(_) => {
                 self.stats.external();
                 abort::refuse(self.vm.memory(), self.running.context(), esr, far, ipa);
             }
         }
         None
+    }
+
+    /// The page of this fault is not in memory.
+    fn absent(&mut self, fault: &Fault, ipa: Ipa) -> Option<Leave> {
+        let (pc, pstate) = (self.running.context().pc, self.running.context().pstate);
+        let (vm, index) = (self.vm, self.index);
+        let (Some(pages), Some(swap)) = (&mut self.own.pages, vm.swap()) else {
+            return self.fail(format_args!("{ipa:x?} is absent, and there is no page store"));
+        };
+        let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
+        let next = pages.fault(&mut Around { vm, swap, index, pstate, is_loaded: true }, &fault, pc);
+        self.obey_pages(next, swap)
+    }
+
+    /// V1: takes what has arrived. Returns the reason to leave, if the vCPU still waits.
+    #[cold]
+    #[inline(never)]
+    fn look_for_pages(&mut self) -> Option<Leave> {
+        let pstate = self.running.context().pstate;
+        let (vm, index) = (self.vm, self.index);
+        let (Some(pages), Some(swap)) = (&mut self.own.pages, vm.swap()) else { return None };
+        let next = pages.before_entry(&mut Around { vm, swap, index, pstate, is_loaded: true });
+        self.obey_pages(next, swap)
+    }
+
+    fn obey_pages(&mut self, next: Next, swap: &Swap) -> Option<Leave> {
+        pages::set_deadline(self.cpu, swap);
+        match next {
+            Next::Enter => {
+                self.arm();
+                None
+            }
+            Next::Wait(_) => Some(Leave::Page),
+            Next::Stop { page } => self.fail(format_args!("the page at {page} is in the store, and cannot be brought")),
+        }
     }
 
     /// As [`device`](Self::device), out of line.
@@ -417,10 +461,25 @@ impl<'a> Loaded<'a> {
             self.timer_changed();
         } else if intid == KICK || intid == sources.maintenance {
             devices.gic.synchronize(self.index);
+            if self.own.pages.is_some() {
+                physical::deactivate(intid);
+                return self.kicked();
+            }
         } else {
             self.cpu.shared_interrupt(intid, Some(self.vm.vcpus[self.index].entity));
         }
         physical::deactivate(intid);
+        self.after_interrupt()
+    }
+
+    /// V1, after a kick.
+    #[cold]
+    fn kicked(&mut self) -> Option<Leave> {
+        self.look_for_pages().or_else(|| self.after_interrupt())
+    }
+
+    #[inline(always)]
+    fn after_interrupt(&mut self) -> Option<Leave> {
         if self.vm.has_stopped() {
             return Some(Leave::Stop);
         }
@@ -476,7 +535,8 @@ impl<'a> Loaded<'a> {
     /// A call whose answer depends on the state of the guest.
     #[inline(never)]
     fn call_with_state(&mut self, [a, b, c, d]: [u64; 4]) -> Option<Leave> {
-        let mut host = calls::Here(self.vm, &mut self.own.stolen);
+        let Own { stolen, pages, .. } = &mut *self.own;
+        let mut host = calls::Here(self.vm, stolen, pages.as_deref_mut());
         let reply = twofold_vmm::calls::call(&mut self.vm.power(), &mut host, self.index, [a, b, c, d]);
         let x = &mut self.running.context().x;
         match reply {
@@ -503,6 +563,10 @@ impl<'a> Loaded<'a> {
             }
             power::Reply::Off => {
                 self.own.power = Power::Off;
+                let (vm, index) = (self.vm, self.index);
+                if let (Some(pages), Some(swap)) = (&mut self.own.pages, vm.swap()) {
+                    pages.off(&mut Around { vm, swap, index, pstate: 0, is_loaded: true });
+                }
                 return Some(Leave::Stop);
             }
             power::Reply::Stop => return Some(Leave::Stop),

@@ -9,6 +9,7 @@
 //! | [`time`] | a vCPU's timers: their lines, and when they are due |
 //! | [`calls`] | what a call of the guest needs of the hypervisor |
 //! | [`stolen`] | its stolen time |
+//! | [`pages`] | what it does while a page is absent |
 //!
 //! # Locking
 //!
@@ -23,10 +24,11 @@
 //! - T2. [`GuestGic::load`]: the levels of its timers' lines, its list registers, and the machine's interrupts that are
 //!   active for it.
 //! - T3. EL2's timer is set to the end of the slice, or to what comes before.
-//! - T4. Enter, answer, enter again.
+//! - T4. Enter, answer, enter again. If pages of the guest may be absent, what has arrived is taken before the first entry.
 //! - T5. [`Running::put`](crate::switch::Running::put): the timers are off from here on.
 //! - T6. [`GuestGic::unload`] with the levels that the timers had. It returns whether an interrupt is signalled. The
 //!   time is read once, so a line that is not high in T6 has its rise in the deadline of T8.
+//! - T6a. A vCPU that waits for a page has the steps W4 and W5 of [`swap`](crate::swap) instead of the next two.
 //! - T7. The state's lock is given back.
 //! - T8. A vCPU that waits is blocked, unless T6 found an interrupt. Its timers become deadlines of this CPU before.
 //!
@@ -50,6 +52,7 @@ use crate::vm::{VcpuSlot, Vm};
 
 mod calls;
 mod exits;
+pub(crate) mod pages;
 pub mod state;
 mod stolen;
 mod time;
@@ -145,7 +148,10 @@ fn turn(
     cpu.until = until;
     let mut loaded = Loaded::new(vm, index, cpu, running, own, &slot.stats);
     // A guest that ended since `can_run` looked may not have seen this vCPU loaded, and so interrupts no CPU for it.
-    let leave = if vm.has_stopped() { Leave::Stop } else { loaded.run() };
+    let leave = match vm.has_stopped() {
+        true => Leave::Stop,
+        false => loaded.begins().unwrap_or_else(|| loaded.run()),
+    };
     loaded.put();
     let look = own.timers.look(registers, offset);
     let is_signalled = vm.devices().gic.unload(slot.id, look.lines, leave == Leave::Wait);
@@ -164,10 +170,13 @@ fn turn(
             Err(decision) => Next::Any(decision),
         };
     }
+    if leave == Leave::Page {
+        return Next::Any(pages::wait(vm, index, cpu, vcpu, look, offset));
+    }
     drop(vcpu);
     Next::Any(match leave {
         Leave::Preempted => cpu.next,
-        Leave::Wait => schedule::pick(cpu.number),
+        Leave::Wait | Leave::Page => schedule::pick(cpu.number),
         Leave::Stop => cpu.block_out_of_line(),
     })
 }

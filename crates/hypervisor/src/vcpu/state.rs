@@ -3,13 +3,18 @@
 //!
 //! Invariant: the registers are those of the guest whenever the lock around a [`Vcpu`] is free.
 
+use alloc::boxed::Box;
+
 use twofold_vmm::scheduler::EntityId;
 
+use super::pages::{Around, Pages};
 use super::stolen::Stolen;
 use super::time::Timers;
 use crate::experiment::{ExitObserver, Observer};
 use crate::gic::guest::Waiting;
+use crate::swap::Swap;
 use crate::switch::State;
+use crate::vm::Vm;
 
 /// A vCPU that no CPU has, or that is in its turn.
 pub struct Vcpu {
@@ -25,6 +30,8 @@ pub(super) struct Own {
     pub(super) observer: Observer,
     pub(super) power: Power,
     pub(super) stolen: Stolen,
+    /// Its absent pages, if its guest has a store.
+    pub(super) pages: Option<Box<Pages>>,
 }
 
 /// The state of a vCPU, as far as its next turn depends on it.
@@ -44,22 +51,28 @@ pub(super) enum Leave {
     Preempted,
     /// The vCPU waits for an interrupt.
     Wait,
+    /// The vCPU waits for a page.
+    Page,
     /// The vCPU is off, or its guest has stopped.
     Stop,
 }
 
 impl Vcpu {
-    /// vCPU `index`, which is off, and which the scheduler calls `entity`.
+    /// vCPU `index`, which is off, and which the scheduler calls `entity`. `swap` is its guest's.
     #[must_use]
-    pub fn new(index: usize, entity: EntityId) -> Self {
+    pub fn new(index: usize, entity: EntityId, swap: Option<&Swap>) -> Self {
         let (observer, stolen) = (Observer::vcpu_starts(index), Stolen::new(index, entity));
-        let own = Own { timers: Timers::default(), waiting: None, observer, power: Power::Off, stolen };
+        let pages = swap.map(|swap| Pages::new(swap.mode()));
+        let own = Own { timers: Timers::default(), waiting: None, observer, power: Power::Off, stolen, pages };
         Self { registers: State::new(0, 0), own }
     }
 
     /// Switches it off, for a guest that begins anew.
-    pub(crate) fn switch_off(&mut self) {
+    pub(crate) fn switch_off(&mut self, vm: &Vm, index: usize) {
         self.own.power = Power::Off;
+        if let (Some(pages), Some(swap)) = (&mut self.own.pages, vm.swap()) {
+            pages.off(&mut Around { vm, swap, index, pstate: 0, is_loaded: false });
+        }
         self.own.stolen.reset();
     }
 }

@@ -72,6 +72,22 @@ impl Timers {
         Some(self.deadline_after(registers, look.now, offset))
     }
 
+    /// As [`deadline`](Self::deadline), for the lines that are low alone: for a vCPU that one which is high does not wake.
+    pub(super) fn next_rise(&mut self, registers: &State, look: Look, offset: u64) -> Option<u64> {
+        let now = look.now;
+        if now == NEVER {
+            return None;
+        }
+        let [virtual_timer, own] = registers.timers().map(|(control, compare)| timer::due(control, compare, now));
+        let rises = [virtual_timer, own, self.physical.due(now)].into_iter().filter_map(|due| match due {
+            Due::At(time) => Some(time.saturating_add(offset)),
+            Due::Now | Due::Never => None,
+        });
+        let first = rises.min();
+        self.has_deadline |= first.is_some();
+        first
+    }
+
     #[inline(never)]
     fn deadline_after(&self, registers: &State, now: u64, offset: u64) -> u64 {
         let [virtual_timer, own] = registers.timers().map(|(control, compare)| timer::due(control, compare, now));

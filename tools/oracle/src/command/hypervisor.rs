@@ -62,6 +62,7 @@ pub fn run(workspace: &Workspace, run: &Run, steps: &Steps) -> anyhow::Result<Ve
         pages: Pages::Auto,
         flags: 0,
         devices: Devices::default(),
+        swap: None,
         test: None,
         policies: Policies::default(),
     };

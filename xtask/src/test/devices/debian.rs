@@ -64,6 +64,7 @@ impl Guests {
                 disks: vec![Disk { backing: disk, part: Part::default(), is_read_only: false }],
                 ..Devices::default()
             },
+            swap: None,
             test: None,
             policies: Policies::default(),
         })

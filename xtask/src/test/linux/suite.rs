@@ -85,6 +85,7 @@ impl Suite {
             pages: Pages::Auto,
             flags,
             devices: Devices::default(),
+            swap: None,
             test: None,
             policies: Policies::default(),
         }

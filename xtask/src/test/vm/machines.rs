@@ -67,6 +67,7 @@ impl Machines {
             pages: Pages::Auto,
             flags: 0,
             devices: Devices::default(),
+            swap: None,
             test: None,
             policies: Policies::default(),
         }

@@ -11,6 +11,7 @@
 //! | [`isolation`] | a hostile guest beside one with secrets |
 //! | [`linux`] | Debian's kernel under load, alone and in pairs |
 //! | [`commands`] | commands of a launcher: stop, continue, reset, quit, statistics |
+//! | [`pages`] | guests with more memory than the machine gives them at a time |
 //! | [`resets`] | guests that reset themselves, power off or fail beside another one |
 //! | [`shares`] | what the scheduler gives to guests, and to vCPUs that contend for a lock |
 //! | [`stolen`] | stolen time as guests read it |
@@ -31,6 +32,7 @@ mod isolation;
 mod linux;
 mod loaders;
 mod machines;
+mod pages;
 mod program;
 mod resets;
 mod shares;
@@ -41,6 +43,7 @@ mod virtio;
 use std::sync::Arc;
 
 use libtest_mimic::{Failed, Trial};
+use twofold_launch::swap::Mode;
 use twofold_workspace::{Workspace, build, install};
 
 use super::harness::{self, Depth, Tally, harness};
@@ -150,4 +153,19 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("guests_get_their_shares", Depth::Quick, shares::weights),
     ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
     ("a_lock_is_never_lost", Depth::Full, shares::spin_lock),
+    ("pages::tasks_that_wait_off", Depth::Quick, |machines| pages::tasks(machines, Mode::Off, 1, Clock::Counted)),
+    ("pages::tasks_that_wait_halted", Depth::Quick, |machines| pages::tasks(machines, Mode::Halt, 1, Clock::Counted)),
+    ("pages::tasks_that_park", Depth::Quick, |machines| pages::tasks(machines, Mode::Pv, 1, Clock::Counted)),
+    ("pages::tasks_that_wait_off_on_3_vcpus", Depth::Full, |machines| {
+        pages::tasks(machines, Mode::Off, 3, Clock::Real)
+    }),
+    ("pages::tasks_that_wait_halted_on_3_vcpus", Depth::Full, |machines| {
+        pages::tasks(machines, Mode::Halt, 3, Clock::Real)
+    }),
+    ("pages::tasks_that_park_on_3_vcpus", Depth::Quick, |machines| pages::tasks(machines, Mode::Pv, 3, Clock::Real)),
+    ("pages::work_beside_faults", Depth::Full, pages::gains),
+    ("pages::linux_off_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Off, 1)),
+    ("pages::linux_off_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Off, 2)),
+    ("pages::linux_halted_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 1)),
+    ("pages::linux_halted_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 2)),
 ];

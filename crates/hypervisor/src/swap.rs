@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A guest whose pages leave memory and come back: its store, the task that writes pages out and ends transfers, and what
+//! wakes the vCPUs that wait.
+//!
+//! `twofold_memory::swap` has the states of a page, and `twofold_memory::async_fault` decides what a vCPU does while one is
+//! absent; `vcpu::pages` carries that out for the vCPU.
+//!
+//! # A vCPU waits for a page
+//!
+//! - W1. The vCPU's CPU asks the store for the page ([`GuestMemory::bring`]), with a ticket of the vCPU's arrivals.
+//! - W2. It sets an alarm of its own for the guest's task, at the end of the first transfer.
+//! - W3. If the vCPU is to wait, its turn ends: T5 and T6, with step U of `gic::guest`.
+//! - W4. It looks whether something has arrived for the vCPU, or whether the vCPU can take an interrupt now, if its mode
+//!   lets an interrupt end the wait. If so, the vCPU has another turn.
+//! - W5. Otherwise the vCPU is blocked: steps B2 and B3 of the scheduler. Its timers become deadlines, if its mode is such,
+//!   and only for lines that are low: one that is high and masked would wake the vCPU again and again.
+//!
+//! # A page arrives
+//!
+//! - D1. The alarm of W2 is an interrupt of that CPU, whatever it runs. The CPU does D2 to D4 for at most two transfers whose
+//!   time has come, and sets the next alarm. If more have ended, it wakes the guest's task instead, which does the same.
+//! - D2. The CPU copies the page, and completes the request (B5 of `twofold_memory::swap`).
+//! - D3. The ticket is completed in the vCPU's arrivals (C1 to C3 of `twofold_memory::async_fault`).
+//! - D4. The vCPU is kicked ([`GuestGic::kick_for`]): under the controller's lock, the CPU reads where the vCPU is. It
+//!   interrupts the CPU that has the vCPU loaded, or wakes the vCPU.
+//! - D5. When the task has nothing to do, it sets an alarm of its CPU as in W2, and is blocked.
+//! - V1. A vCPU that is interrupted, or has a new turn, takes what has arrived before it enters its guest.
+//!
+//! **No arrival is missed.** D4 and U of W3 take one lock. If D4 came first, W4 sees D3. If U came first, D4 finds that no CPU
+//! has the vCPU, and wakes it: if that is before B2, the scheduler's mark makes B2 give it another turn. If the vCPU is
+//! loaded when D4 looks, the interrupt is an exit right after the entry at the latest, and then V1.
+//!
+//! **No transfer is forgotten.** Each call that may begin one is followed by W2 or by the task's next look, and W2 is set on
+//! the CPU that made the call, whose timer no other CPU changes. The task looks until the store has nothing whose time has
+//! come, and then does D5.
+//!
+//! **Nothing waits for I/O**, and no fault writes: pages leave in the task only. A vCPU that waits is blocked, so its wait is
+//! not stolen time.
+//!
+//! [`GuestMemory::bring`]: twofold_memory::GuestMemory::bring
+//! [`GuestGic::kick_for`]: crate::gic::guest::GuestGic::kick_for
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use spin::Mutex;
+use twofold_memory::async_fault::{Arrival, Arrivals, Completion, Mode};
+use twofold_memory::swap::{AttachError, Clock, Failure, LimitError, Notify, SwapOptions, Waiter, WriteOutError};
+use twofold_memory::{Frames, GuestMemory, HUGE_PAGE};
+use twofold_stage2::MetadataMap;
+use twofold_stage2::arm64::{Arm64, IdentityMap};
+use twofold_vmm::config::Config;
+use twofold_vmm::guests::SwapMemory;
+use twofold_vmm::memory_store::MemoryStore;
+use twofold_vmm::scheduler::EntityId;
+
+use crate::experiment::EnginePlatform;
+use crate::schedule::cpu::Progress;
+use crate::schedule::deadlines::NEVER;
+use crate::vm::{self, Vm};
+use crate::{heap, read_sysreg, schedule, timer};
+
+/// What a guest with a store has beside its memory.
+pub struct Swap {
+    store: Arc<Store>,
+    mode: Mode,
+    /// What the scheduler calls the task.
+    task: EntityId,
+    /// Where pages arrive, for each vCPU.
+    arrivals: Vec<Arrivals>,
+    /// Chooses the pages that leave. The task has it.
+    hand: Mutex<Clock>,
+}
+
+type Store = MemoryStore<Arm64<IdentityMap>>;
+
+/// Frames that the task keeps free, so that most faults need not wait for one.
+const HEADROOM: u64 = 64;
+/// Pages that the task writes out in one piece of its work.
+const PIECE: u64 = 2;
+/// Transfers that an interrupt ends. Each copies a page.
+const ENDS: u32 = 2;
+/// Devices, and tasks of the hypervisor, that may wait for a page at a time.
+const OTHERS: u32 = 8;
+/// The waiter that is the restart of the guest.
+pub(crate) const RESTART: Waiter = Waiter::Other(u64::MAX);
+
+/// Why a guest's store cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SwapError {
+    /// Memory.
+    #[error("--swap: the machine's memory has no {0} pieces of 2 MiB for the store: give it more, or the guest less")]
+    NoMemory(u64),
+    /// The store.
+    #[error("--swap: {0}")]
+    Attach(#[from] AttachError),
+    /// The limit.
+    #[error("--resident: {0}")]
+    Limit(#[from] LimitError),
+    /// What was loaded does not fit, and does not leave.
+    #[error("--resident: what the guest begins with does not leave memory: {0}")]
+    Full(#[from] WriteOutError),
+}
+
+impl Swap {
+    /// Attaches a store to the memory of a guest, if its configuration asks for one. `number` is its place among the guests,
+    /// and `task` its task. The memory is limited later ([`limit`](Self::limit)), when the guest is loaded.
+    pub fn attach(
+        config: &Config<'_>,
+        memory: &mut GuestMemory<EnginePlatform>,
+        parts: StoreMemory,
+        number: usize,
+        task: EntityId,
+    ) -> Result<Option<Self>, SwapError> {
+        let Some(settings) = config.swap else { return Ok(None) };
+        // SAFETY: EL2 maps all RAM one to one, and no table is made here.
+        let platform = Arm64::new(unsafe { IdentityMap::new(MetadataMap::NONE) });
+        let headroom = HEADROOM.min(settings.resident / PAGE / 8);
+        let options = SwapOptions { vcpus: config.cpus, others: OTHERS, headroom };
+        let most = config.cpus as usize * PAGES_PER_VCPU + OTHERS as usize + 2 * HEADROOM as usize;
+        let store = Arc::new(MemoryStore::new(platform, parts.0, most, timer::machine_time));
+        memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Notifier { guest: number }), &options)?;
+        let arrivals = (0..config.cpus).map(|_| Arrivals::new()).collect();
+        Ok(Some(Self { store, mode: settings.mode, task, arrivals, hand: Mutex::new(Clock::new()) }))
+    }
+
+    /// From now on the guest has no more than its limit. What is too much leaves at once, before it runs; after that
+    /// transfers take their time.
+    pub fn limit(&self, config: &Config<'_>, memory: &GuestMemory<EnginePlatform>) -> Result<(), SwapError> {
+        let Some(settings) = config.swap else { return Ok(()) };
+        let over = memory.set_limit(settings.resident / PAGE)?;
+        if over > 0 {
+            let _left = self.hand.lock().make_room(memory, over)?;
+        }
+        let ticks = u64::from(settings.delay) * read_sysreg!(CNTFRQ_EL0) / MICROSECONDS;
+        self.store.set_delay(ticks);
+        Ok(())
+    }
+
+    /// What a vCPU does while a page is absent.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// What the scheduler calls the task.
+    pub(crate) fn task(&self) -> EntityId {
+        self.task
+    }
+
+    /// Where pages arrive for this vCPU.
+    pub(crate) fn arrivals(&self, vcpu: usize) -> &Arrivals {
+        &self.arrivals[vcpu]
+    }
+
+    /// When the next transfer ends; `None` if none is on its way.
+    pub(crate) fn next_end(&self) -> Option<u64> {
+        self.store.next_end()
+    }
+
+    /// D1: ends transfers whose time has come. Returns the time of the next alarm.
+    pub(crate) fn end_some(&self, memory: &GuestMemory<EnginePlatform>) -> u64 {
+        for _ in 0..ENDS {
+            if !self.store.end_next(memory) {
+                return self.store.next_end().unwrap_or(NEVER);
+            }
+        }
+        match self.store.next_end() {
+            Some(end) if end <= timer::machine_time() => {
+                schedule::wake(self.task);
+                NEVER
+            }
+            next => next.unwrap_or(NEVER),
+        }
+    }
+
+    /// A piece of the task's work.
+    pub(crate) fn work(&self, memory: &GuestMemory<EnginePlatform>) -> Progress {
+        if self.store.end_next(memory) {
+            return Progress::More;
+        }
+        let wanted = memory.wants_frames();
+        if wanted == 0 {
+            return Progress::Finished;
+        }
+        match self.hand.lock().make_room(memory, wanted.min(PIECE)) {
+            Ok(relief) if relief.freed + relief.started > 0 => Progress::More,
+            // All pages are on their way, or pinned: their completions wake the task.
+            Ok(_) => Progress::Finished,
+            Err(_) => {
+                memory.fail_waiting();
+                Progress::Finished
+            }
+        }
+    }
+}
+
+/// The memory of a guest's store.
+pub struct StoreMemory(Vec<twofold_stage2::Run>);
+
+impl StoreMemory {
+    /// Takes what the guest's store needs from its frames: for the store, and for EL2's heap.
+    pub fn take(config: &Config<'_>, frames: &mut Frames) -> Result<Self, SwapError> {
+        let SwapMemory { store, heap } = SwapMemory::of(config);
+        let mut take = || frames.take(HUGE_PAGE / PAGE).ok_or(SwapError::NoMemory(store + heap));
+        for _ in 0..heap {
+            let run = take()?;
+            let start = run.pa().raw();
+            // SAFETY: RAM that is mapped one to one. It was taken, and its only owner ends here.
+            unsafe { heap::add(start..start + run.size()) };
+        }
+        (0..store).map(|_| take()).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// Reports to a guest, by its place among the guests.
+struct Notifier {
+    guest: usize,
+}
+
+impl Notifier {
+    fn guest(&self) -> Option<(&'static Vm, &'static Swap)> {
+        // Before the guests are installed, nothing waits.
+        let vm = vm::all().get(self.guest)?;
+        Some((vm, vm.swap()?))
+    }
+}
+
+impl Notify for Notifier {
+    /// D3 and D4.
+    fn arrived(&self, waiter: Waiter, arrival: Arrival) {
+        let Some((vm, swap)) = self.guest() else { return };
+        match waiter {
+            Waiter::Vcpu { vcpu, ticket } => {
+                let vcpu = vcpu as usize;
+                if swap.arrivals(vcpu).complete(ticket, arrival) == Completion::Kick {
+                    vm.devices().gic.kick_for(vcpu);
+                }
+            }
+            Waiter::Other(_) => schedule::wake(vm.task()),
+        }
+    }
+
+    fn failed(&self, failure: &Failure) {
+        if let Some((vm, _)) = self.guest() {
+            vm.refused(format_args!("{failure}"));
+        }
+    }
+
+    fn frames_wanted(&self) {
+        if let Some((_, swap)) = self.guest() {
+            schedule::wake(swap.task);
+        }
+    }
+}
+
+const PAGE: u64 = 4096;
+const MICROSECONDS: u64 = 1_000_000;
+/// Pages that a vCPU may wait for at a time, as `twofold_memory::async_fault` has slots for them.
+const PAGES_PER_VCPU: usize = 66;

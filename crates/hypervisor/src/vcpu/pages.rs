@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A vCPU whose guest's pages may be absent. `twofold_memory::async_fault` decides what it does; this module is the machine
+//! around it. The steps W1 to W5 and V1 are those of [`swap`](crate::swap).
+//!
+//! Invariant: a vCPU enters its guest only after the state machine has said so since its turn began, since the last kick,
+//! and since its last fault on an absent page. A guest without a store pays a turn and a kick one load and one branch.
+
+use alloc::boxed::Box;
+
+use spin::MutexGuard;
+use twofold_memory::async_fault::interrupts::{CpuInterface, Group, Interrupt};
+use twofold_memory::async_fault::{AbsentPage, Arrival, Context, Host, Mode, Next, Ticket, VcpuFaults, Wait};
+use twofold_memory::swap::Waiter;
+use twofold_memory::{GuestFault, GuestMemory};
+use twofold_vmm::scheduler::Decision;
+
+use super::state::Vcpu;
+use super::time::Look;
+use crate::experiment::EnginePlatform;
+use crate::schedule;
+use crate::schedule::cpu::ThisCpu;
+use crate::schedule::deadlines::Due;
+use crate::swap::Swap;
+use crate::vm::Vm;
+
+/// The absent pages of one vCPU.
+pub(super) struct Pages {
+    faults: VcpuFaults<GuestMemory<EnginePlatform>>,
+    /// What it waits for, if its turn has ended for that.
+    wait: Wait,
+}
+
+impl Pages {
+    /// Those of a vCPU that has asked for nothing.
+    pub(super) fn new(mode: Mode) -> Box<Self> {
+        Box::new(Self { faults: VcpuFaults::new(mode), wait: Wait::Page })
+    }
+
+    /// W1: a fault on an absent page, at this PC.
+    pub(super) fn fault(&mut self, around: &mut Around<'_>, fault: &GuestFault, pc: u64) -> Next {
+        let arrivals = around.swap.arrivals(around.index);
+        let context = around.context(pc);
+        let next = self.faults.fault(arrivals, around, &AbsentPage::of(fault), &context);
+        self.noted(next)
+    }
+
+    /// V1.
+    pub(super) fn before_entry(&mut self, around: &mut Around) -> Next {
+        let next = self.faults.before_entry(around.swap.arrivals(around.index), around);
+        self.noted(next)
+    }
+
+    /// Answers a call of the guest's; `None` if it is not one of these.
+    pub(super) fn call(&mut self, around: &mut Around<'_>, arguments: [u64; 3]) -> Option<i64> {
+        let answer = self.faults.call(around.swap.arrivals(around.index), around, arguments);
+        // The area's page may be on its way. The task sets the deadline.
+        if answer.is_some() && around.swap.next_end().is_some() {
+            schedule::wake(around.swap.task());
+        }
+        answer
+    }
+
+    /// The vCPU is switched off, or its guest begins anew.
+    pub(super) fn off(&mut self, around: &mut Around) {
+        self.faults.off(around.swap.arrivals(around.index), around);
+    }
+
+    fn noted(&mut self, next: Next) -> Next {
+        if let Next::Wait(wait) = next {
+            self.wait = wait;
+        }
+        next
+    }
+}
+
+/// W4 and W5, for a vCPU that was unloaded because it waits. `look` is what its timers were then.
+#[cold]
+#[inline(never)]
+pub(super) fn wait(
+    vm: &Vm,
+    index: usize,
+    cpu: &mut ThisCpu,
+    mut vcpu: MutexGuard<'_, Vcpu>,
+    look: Look,
+    offset: u64,
+) -> Decision {
+    let Vcpu { registers, own } = &mut *vcpu;
+    let (Some(swap), Some(pages)) = (vm.swap(), &own.pages) else { return schedule::pick(cpu.number) };
+    let wakes_for_interrupts = pages.wait == Wait::PageOrInterrupt;
+    let has_reason = swap.arrivals(index).has_any()
+        || wakes_for_interrupts && vm.devices().gic.can_take(index, registers.context.pstate, false);
+    if has_reason {
+        drop(vcpu);
+        return schedule::pick(cpu.number);
+    }
+    if wakes_for_interrupts && let Some(rise) = own.timers.next_rise(registers, look, offset) {
+        cpu.deadlines.set(Due::Vcpu(vm.vcpus[index].entity.index()), rise);
+    }
+    drop(vcpu);
+    cpu.block_out_of_line()
+}
+
+/// W2: this CPU ends the first transfer when its time has come. The caller arms EL2's timer afterwards.
+pub(crate) fn set_deadline(cpu: &mut ThisCpu, swap: &Swap) {
+    if let Some(end) = swap.next_end() {
+        cpu.deadlines.set(Due::Alarm(swap.task().index()), end);
+    }
+}
+
+/// The machine around a vCPU that is not in its guest.
+pub(super) struct Around<'a> {
+    pub(super) vm: &'a Vm,
+    pub(super) swap: &'a Swap,
+    pub(super) index: usize,
+    /// SPSR_EL2.
+    pub(super) pstate: u64,
+    /// The vCPU is loaded on this CPU; else it is loaded nowhere.
+    pub(super) is_loaded: bool,
+}
+
+impl Around<'_> {
+    fn context(&self, pc: u64) -> Context {
+        // A vCPU without an interface takes nothing.
+        let closed = CpuInterface { enabled: [false; 2], mask: 0, running: 0, binary_point: [0; 2] };
+        let none = Interrupt { group: Group::One, enabled: false, pending: false, active: false, priority: 0xff };
+        let (interface, ppi) = self.vm.devices().gic.look(self.index).map_or((closed, none), |look| {
+            let interface = CpuInterface {
+                enabled: look.groups,
+                mask: look.mask,
+                running: look.running,
+                binary_point: look.binary_point,
+            };
+            let ppi = Interrupt {
+                group: if look.is_group1 { Group::One } else { Group::Zero },
+                enabled: look.is_enabled,
+                pending: look.is_pending,
+                active: look.is_active,
+                priority: look.priority,
+            };
+            (interface, ppi)
+        });
+        Context { pc, pstate: self.pstate, interface, ppi }
+    }
+
+    fn waiter(&self, ticket: Ticket) -> Waiter {
+        Waiter::Vcpu { vcpu: self.index as u32, ticket }
+    }
+}
+
+impl Host for Around<'_> {
+    type Memory = GuestMemory<EnginePlatform>;
+
+    fn memory(&self) -> &Self::Memory {
+        self.vm.memory()
+    }
+
+    fn start(&mut self, ticket: Ticket, absent: &AbsentPage) {
+        if self.memory().bring(absent.page, self.waiter(ticket)).is_err() {
+            let _stale = self.swap.arrivals(self.index).complete(ticket, Arrival::Failed);
+        }
+    }
+
+    fn cancel(&mut self, ticket: Ticket) {
+        self.memory().forget(self.waiter(ticket));
+    }
+
+    fn map(&mut self, fault: &GuestFault) {
+        // If the page has left again, the guest's repeated access asks for it.
+        let _answer = self.memory().fault(fault);
+    }
+
+    fn raise(&mut self) {
+        self.vm.devices().gic.announce(self.index, true, self.is_loaded);
+    }
+
+    fn lower(&mut self) {
+        self.vm.devices().gic.announce(self.index, false, self.is_loaded);
+    }
+
+    fn can_take_interrupt(&mut self) -> bool {
+        self.vm.devices().gic.can_take(self.index, self.pstate, self.is_loaded)
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A page store in the machine's memory, whose transfers take a stated time.
+//!
+//! It stands for a device: what is asked of it ends later, in the order in which it was asked, and nothing waits
+//! meanwhile. Pages are copied when a transfer ends, by whatever calls [`MemoryStore::end_next`], so a fault copies
+//! nothing.
+//!
+//! Invariant: a place is one page of the store's memory, and has one owner from [`place`](PageStore::place) to
+//! [`discard`](PageStore::discard). A request is in the queue, or is being completed by one CPU, until it is complete; the
+//! queue's lock is not held then.
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use twofold_memory::HUGE_PAGE;
+use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, WriteRequest};
+use twofold_stage2::{Ipa, Lock, Platform, Run};
+
+/// A store of pages in memory.
+pub struct MemoryStore<P: Platform> {
+    platform: P,
+    /// Each has [`PAGES`] places.
+    memory: Vec<Run>,
+    /// The machine's time.
+    now: fn() -> u64,
+    /// How long a transfer takes, in units of that time.
+    delay: AtomicU64,
+    state: Lock<State>,
+}
+
+struct State {
+    /// A bit for each place.
+    used: Vec<u64>,
+    /// No word before this one has a free place.
+    first: usize,
+    transfers: VecDeque<(u64, Transfer)>,
+}
+
+enum Transfer {
+    Read(ReadRequest),
+    Write(WriteRequest),
+}
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+/// Places in one run of memory, which has [`HUGE_PAGE`] bytes.
+const PAGES: u64 = HUGE_PAGE / PAGE;
+/// The queue is full.
+const BUSY: StoreError = StoreError::Device { code: 16 };
+
+impl<P: Platform> MemoryStore<P> {
+    /// An empty store in runs of 2 MiB. `most` is how many transfers are on their way at a time: those after them fail, if
+    /// there is no memory on the heap for more. Transfers take no time at first.
+    pub fn new(platform: P, memory: Vec<Run>, most: usize, now: fn() -> u64) -> Self {
+        let words = memory.len() * (PAGES / u64::from(u64::BITS)) as usize;
+        let state = State { used: vec![0; words], first: 0, transfers: VecDeque::with_capacity(most) };
+        Self { platform, memory, now, delay: AtomicU64::new(0), state: Lock::new(state) }
+    }
+
+    /// From now on each transfer takes this long.
+    pub fn set_delay(&self, delay: u64) {
+        self.delay.store(delay, Ordering::Relaxed);
+    }
+
+    /// When the next transfer ends; `None` if none is on its way.
+    pub fn next_end(&self) -> Option<u64> {
+        self.state.lock(&self.platform).transfers.front().map(|(end, _)| *end)
+    }
+
+    /// Ends the transfer that is next, if its time has come: copies its page, and completes it. Returns whether there was
+    /// one.
+    pub fn end_next(&self, memory: &dyn Completions) -> bool {
+        let now = (self.now)();
+        let next = {
+            let mut state = self.state.lock(&self.platform);
+            match state.transfers.front() {
+                Some((end, _)) if *end <= now => state.transfers.pop_front(),
+                _ => None,
+            }
+        };
+        match next {
+            Some((_, transfer)) => {
+                self.end(memory, transfer);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn begin(&self, memory: &dyn Completions, transfer: Transfer) {
+        let delay = self.delay.load(Ordering::Relaxed);
+        if delay == 0 {
+            return self.end(memory, transfer);
+        }
+        let mut state = self.state.lock(&self.platform);
+        if state.transfers.try_reserve(1).is_ok() {
+            // The time is read under the lock, so that the queue is in the order of its times.
+            let end = (self.now)().saturating_add(delay);
+            state.transfers.push_back((end, transfer));
+            return;
+        }
+        drop(state);
+        match transfer {
+            Transfer::Read(request) => memory.complete_read(request, Err(BUSY)),
+            Transfer::Write(request) => memory.complete_write(request, Err(BUSY)),
+        }
+    }
+
+    fn end(&self, memory: &dyn Completions, transfer: Transfer) {
+        match transfer {
+            Transfer::Read(request) => {
+                let copied = self.at(request.place()).map(|from| request.frame().copy(&self.platform, 0, from, PAGE));
+                memory.complete_read(request, copied.ok_or(StoreError::Damaged));
+            }
+            Transfer::Write(request) => {
+                let copied = self
+                    .at(request.place())
+                    .map(|(to, offset)| to.copy(&self.platform, offset, (request.frame(), 0), PAGE));
+                memory.complete_write(request, copied.ok_or(StoreError::Damaged));
+            }
+        }
+    }
+
+    /// Where a place is: a run, and an offset in it.
+    fn at(&self, place: Place) -> Option<(&Run, u64)> {
+        let run = self.memory.get((place.raw() / PAGES) as usize)?;
+        Some((run, place.raw() % PAGES * PAGE))
+    }
+}
+
+impl<P: Platform + Send + Sync> PageStore for MemoryStore<P> {
+    fn place(&self, _: Ipa) -> Option<Place> {
+        let mut state = self.state.lock(&self.platform);
+        let State { used, first, .. } = &mut *state;
+        *first += used.get(*first..)?.iter().position(|word| *word != u64::MAX)?;
+        let word = used.get_mut(*first)?;
+        let bit = word.trailing_ones();
+        *word |= 1 << bit;
+        Some(Place::new(*first as u64 * u64::from(u64::BITS) + u64::from(bit)))
+    }
+
+    fn write(&self, memory: &dyn Completions, request: WriteRequest) {
+        self.begin(memory, Transfer::Write(request));
+    }
+
+    fn read(&self, memory: &dyn Completions, request: ReadRequest) {
+        self.begin(memory, Transfer::Read(request));
+    }
+
+    fn discard(&self, place: Place) {
+        let (index, bit) = ((place.raw() / u64::from(u64::BITS)) as usize, place.raw() % u64::from(u64::BITS));
+        let mut state = self.state.lock(&self.platform);
+        let Some(word) = state.used.get_mut(index) else { return };
+        debug_assert!(*word >> bit & 1 == 1, "{place:?} is discarded twice");
+        *word &= !(1 << bit);
+        state.first = state.first.min(index);
+    }
+}

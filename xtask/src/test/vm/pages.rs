@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `vm`: guests with four times the memory that the machine gives them at a time.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use twofold_launch::swap::{Mode, Swap};
+use twofold_launch::{GuestSettings, Outcome};
+
+use super::linux;
+use super::machines::{Clock, Machines};
+
+/// What the tasks of one run did.
+struct Done {
+    /// Writes to random pages, of which nearly each finds its page absent.
+    pages: u64,
+    /// Units of work.
+    work: u64,
+    /// Tasks that were parked.
+    parked: u64,
+}
+
+/// The bare-metal guest's tasks write to an array four times its resident memory, and find all that they wrote.
+pub fn tasks(machines: &Machines, mode: Mode, cpus: u32, clock: Clock) -> anyhow::Result<()> {
+    let done = run(machines, mode, cpus, Duration::from_millis(1), (300, clock))?;
+    ensure!(done.pages > 0 && done.work > 0, "{} pages, {} units of work", done.pages, done.work);
+    ensure!((done.parked > 0) == (mode == Mode::Pv), "{} tasks were parked", done.parked);
+    Ok(())
+}
+
+/// A task that works gets what a task that faults leaves: by mode and by how long a page takes.
+pub fn gains(machines: &Machines) -> anyhow::Result<()> {
+    let run = |mode, delay| run(machines, mode, 1, delay, (2000, Clock::Counted));
+    let (slow, fast) = (Duration::from_millis(10), Duration::from_micros(100));
+    let (off, halt, pv) = (run(Mode::Off, slow)?, run(Mode::Halt, slow)?, run(Mode::Pv, slow)?);
+    let (fast_off, fast_pv) = (run(Mode::Off, fast)?, run(Mode::Pv, fast)?);
+    ensure!(pv.work * 10 >= off.work * 18, "10 ms: {} units of work with pv, {} with off", pv.work, off.work);
+    ensure!(
+        fast_pv.work * 10 >= fast_off.work * 14,
+        "100 us: {} units of work with pv, {} with off",
+        fast_pv.work,
+        fast_off.work
+    );
+    let (in_halt, in_off) = (halt.pages * off.work, off.pages * halt.work);
+    ensure!(
+        in_halt * 10 >= in_off * 15,
+        "10 ms: {} pages and {} units of work with halt, {} and {} with off",
+        halt.pages,
+        halt.work,
+        off.pages,
+        off.work
+    );
+    Ok(())
+}
+
+/// Debian's Linux with four times its resident memory passes its own check: 64 MiB of random data, written twice and compared.
+pub fn linux(machines: &Machines, mode: Mode, cpus: u32) -> anyhow::Result<()> {
+    let swap = Swap { resident: 64 << 20, delay: Duration::from_micros(100), mode };
+    let guest = GuestSettings { swap: Some(swap), ..machines.linux("guest", cpus, 1)? };
+    let outcome = machines.checked(vec![guest], Clock::Real)?;
+    linux::no_complaints(&outcome)
+}
+
+fn run(
+    machines: &Machines,
+    mode: Mode,
+    cpus: u32,
+    delay: Duration,
+    (milliseconds, clock): (u64, Clock),
+) -> anyhow::Result<Done> {
+    let program = format!("bm={milliseconds} faulters=1 workers=1 size=56M");
+    let swap = Swap { resident: 14 << 20, delay, mode };
+    let guest = GuestSettings { swap: Some(swap), ..machines.bare("guest", cpus, &program) };
+    let outcome = machines.checked(vec![guest], clock)?;
+    done(&outcome, cpus)
+}
+
+/// The sums of the lines `bm: vCPU V pages N work N parked N ...`.
+fn done(outcome: &Outcome, cpus: u32) -> anyhow::Result<Done> {
+    let console = outcome.console.tail(usize::MAX);
+    let lines: Vec<_> = console.iter().filter(|line| line.starts_with("bm: vCPU ")).collect();
+    ensure!(lines.len() == cpus as usize, "{} of {cpus} vCPUs reported:\n{}", lines.len(), console.join("\n"));
+    let sum = |name: &str| {
+        lines.iter().try_fold(0, |sum, line| {
+            let rest = line.split_once(name).with_context(|| format!("no{name}in `{line}`"))?.1;
+            let number = rest.split(' ').next().unwrap_or_default();
+            Ok::<u64, anyhow::Error>(sum + number.parse::<u64>().with_context(|| format!("`{line}`"))?)
+        })
+    };
+    Ok(Done { pages: sum(" pages ")?, work: sum(" work ")?, parked: sum(" parked ")? })
+}
