@@ -17,8 +17,8 @@ use crate::workspace::Workspace;
 pub const GUEST: &str = include_str!("../guest/init");
 /// The first process of a guest whose root is a disk: it loads the drivers in `modules`, and starts the disk's init.
 pub const DISK: &str = include_str!("../guest/disk-init");
-/// The first process of a host of virtual machines, which runs the lines of `/commands`.
-pub const HOST: &str = include_str!("../guest/host");
+/// The first process of a Linux that runs the lines of `/commands` ([`commands`](crate::commands)).
+pub const COMMANDS: &str = include_str!("../guest/commands");
 
 /// Makes an initrd with this name in the guests' cache: the first process `init`, busybox and the files `more`.
 pub fn make(
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn init_says_what_the_launcher_waits_for() {
-        for init in [GUEST, DISK, HOST] {
+        for init in [GUEST, DISK, COMMANDS] {
             // A disk's own scripts report success (`root`).
             assert!(init == DISK || init.contains(twofold_launch::check::CHECK_OK));
             assert!(init.contains(twofold_launch::check::CHECK_FAILED));

@@ -10,7 +10,7 @@
 //! | [`install`], [`apt`], [`firmware`], [`initramfs`] | missing tools; Debian's packages for guests, and its firmware; a guest's first file system |
 //! | [`kernels`], [`fetch`], [`packages`], [`root`], [`disk`] | Debian's kernels; the guest of most runs; packages without their scripts; a root file system; the disk of a run |
 //! | [`build`], [`static_program`] | the bare-metal images; programs that are one static file |
-//! | [`guest`], [`boot`], [`kvm_host`] | the choice of a guest; a guest under the hypervisor; a Linux at EL2 that runs KVM |
+//! | [`guest`], [`commands`], [`boot`], [`kvm_host`] | the choice of a guest; commands that a Linux runs; a guest under the hypervisor; a Linux at EL2 that runs KVM |
 //!
 //! Invariant: all output is below `target/`. A program that was started here has ended when the call returns.
 
@@ -18,6 +18,7 @@ pub mod apt;
 pub mod boot;
 pub mod build;
 pub mod cargo;
+pub mod commands;
 pub mod disk;
 pub mod fetch;
 pub mod file;

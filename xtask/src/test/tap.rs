@@ -5,7 +5,7 @@
 //! with 0. At least one check must not be skipped.
 
 use anyhow::{Context, bail, ensure};
-use twofold_workspace::kvm_host::Ran;
+use twofold_workspace::commands::Ran;
 
 /// Judges a program's output; returns the number of checks that ran.
 pub fn judge(ran: &Ran) -> anyhow::Result<u64> {

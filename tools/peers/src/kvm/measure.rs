@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use twofold_launch::Qemu;
+use twofold_workspace::commands::Ran;
 use twofold_workspace::fetch::{self, Fetched};
-use twofold_workspace::kvm_host::{Host, Ran};
+use twofold_workspace::kvm_host::Host;
 use twofold_workspace::static_program::{self, Architecture};
 use twofold_workspace::steps::Steps;
 use twofold_workspace::{Workspace, build, install};
