@@ -32,7 +32,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Builds the images: the hypervisor, the EL2 tests, the bare-metal guest
-    Build,
+    Build(BuildOptions),
     /// Reports which lines of the engine the tests on the host execute
     #[command(after_help = twofold_coverage::HELP)]
     Coverage(twofold_coverage::Options),
@@ -65,6 +65,14 @@ pub enum Command {
     /// Checks a trace file: locks, break-before-make, flushes before tables are freed
     #[command(after_help = twofold_trace_check::HELP)]
     TraceCheck(twofold_trace_check::Options),
+}
+
+/// Options of `build`.
+#[derive(Args, Clone, Debug)]
+pub struct BuildOptions {
+    /// Builds the Linux module of guests/linux-apf instead, for Debian's kernel: fetches its headers, and installs a compiler
+    #[arg(long)]
+    pub linux_module: bool,
 }
 
 /// Options of `fuzz`.

@@ -1,16 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask build`: builds the bare-metal images.
+//! `cargo xtask build`: builds the bare-metal images, or the Linux module.
 
 use std::process::ExitCode;
 
 use twofold_workspace::build::{EL2_TESTS, GUEST, HYPERVISOR, MEASURING_HYPERVISOR, images};
-use twofold_workspace::install;
 use twofold_workspace::install::TARGET;
 use twofold_workspace::{Workspace, steps::Steps};
+use twofold_workspace::{install, linux_module};
+
+use crate::arguments::BuildOptions;
 
 /// `cargo xtask build`.
-pub fn command(workspace: &Workspace) -> anyhow::Result<ExitCode> {
+pub fn command(workspace: &Workspace, options: &BuildOptions) -> anyhow::Result<ExitCode> {
     let steps = Steps::new(workspace.stop().clone());
+    if options.linux_module {
+        steps.step("module", || {
+            let module = linux_module::build(workspace)?;
+            let path = workspace.shown(&module.path).display().to_string();
+            Ok(((), format!("{path} for Linux {}", module.release)))
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
     steps.step("target", || {
         install::target(TARGET)?;
         Ok(((), TARGET.to_owned()))

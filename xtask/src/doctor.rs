@@ -64,6 +64,7 @@ fn examine(workspace: &Workspace) -> Vec<Finding> {
     findings.push(component("clippy", "clippy"));
     findings.push(qemu());
     findings.extend(guest(workspace));
+    findings.extend(linux_module());
     findings
 }
 
@@ -121,6 +122,20 @@ fn qemu() -> Finding {
         (None, None) => format!("install QEMU {OLDEST} or later (qemu-system-aarch64) by your system's means"),
     };
     Finding { name: "qemu", state, detail: error.to_string(), fix }
+}
+
+/// What builds the Linux module of guests that know asynchronous page faults.
+fn linux_module() -> impl Iterator<Item = Finding> {
+    let tools = [(install::ARM64_COMPILER, install::ARM64_COMPILER_PACKAGE), ("make", "make")];
+    tools.into_iter().map(|(name, package)| match subprocess::find(name) {
+        Some(path) => Finding::ok(name, path.display().to_string()),
+        None => Finding {
+            name,
+            state: State::Later,
+            detail: "for the Linux module only".to_owned(),
+            fix: install::package_command(package).unwrap_or_else(|| format!("install {package}")),
+        },
+    })
 }
 
 fn guest(workspace: &Workspace) -> Vec<Finding> {

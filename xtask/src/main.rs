@@ -59,7 +59,7 @@ fn start(arguments: Arguments, stop: &Stop) -> anyhow::Result<ExitCode> {
     })?;
     let workspace = Workspace::find(stop.clone())?;
     match arguments.command {
-        Command::Build => build::command(&workspace),
+        Command::Build(options) => build::command(&workspace, &options),
         Command::Coverage(options) => twofold_coverage::command(&workspace, &options),
         Command::Dist(options) => dist::command(&workspace, &options),
         Command::Doctor => doctor::command(&workspace),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! apt for packages of guests.
+//! apt for packages of guests, and for programs that are unpacked and not installed.
 //!
-//! A private apt configuration uses the host's sources and proxies for another architecture. It has its own state and
+//! A private apt configuration uses the host's sources and proxies for an architecture of its own. It has its own state and
 //! cache and none of the host's hooks. Invariant: it changes nothing on the host.
 
 use std::env;
@@ -20,9 +20,18 @@ pub struct Apt {
 }
 
 impl Apt {
-    /// Creates the state, the cache and the configuration below `directory`.
+    /// Creates the state, the cache and the configuration below `directory`, for packages of guests.
     pub fn new(directory: &Path) -> anyhow::Result<Self> {
-        let directory = directory.join("apt");
+        Self::of(&directory.join("apt"), "arm64")
+    }
+
+    /// As [`new`](Self::new), for packages of this machine's architecture: programs that it runs.
+    pub fn of_this_machine(directory: &Path) -> anyhow::Result<Self> {
+        let architecture = subprocess::read(Command::new(tool("dpkg")?).arg("--print-architecture"))?;
+        Self::of(&directory.join("apt-of-this-machine"), architecture.trim())
+    }
+
+    fn of(directory: &Path, architecture: &str) -> anyhow::Result<Self> {
         for part in ["state/lists/partial", "cache/archives/partial", "packages"] {
             fs::create_dir_all(directory.join(part)).context("cannot write the cache")?;
         }
@@ -30,8 +39,8 @@ impl Apt {
         let configuration = directory.join("apt.conf");
         let path = directory.to_str().filter(|path| !path.contains(['"', '\n']));
         let path = path.context("apt cannot use this directory's name; move the checkout to a plain path")?;
-        fs::write(&configuration, private_configuration(path))?;
-        Ok(Self { configuration, directory })
+        fs::write(&configuration, private_configuration(path, architecture))?;
+        Ok(Self { configuration, directory: directory.to_owned() })
     }
 
     /// Downloads the package lists.
@@ -135,11 +144,11 @@ fn packages_in(directory: &Path) -> anyhow::Result<impl Iterator<Item = PathBuf>
 
 /// apt reads this after the host's configuration. The host's sources and proxies remain; its architectures and hooks
 /// are cleared.
-fn private_configuration(directory: &str) -> String {
+fn private_configuration(directory: &str, architecture: &str) -> String {
     format!(
-        "APT::Architecture \"arm64\";\n\
+        "APT::Architecture \"{architecture}\";\n\
          #clear APT::Architectures;\n\
-         APT::Architectures {{ \"arm64\"; }};\n\
+         APT::Architectures {{ \"{architecture}\"; }};\n\
          #clear APT::Update;\n\
          #clear DPkg::Pre-Invoke;\n\
          #clear DPkg::Post-Invoke;\n\
@@ -162,8 +171,10 @@ mod tests {
 
     #[test]
     fn the_configuration_changes_nothing_of_the_host() {
-        let text = private_configuration("/d");
+        let text = private_configuration("/d", "riscv64");
         for line in [
+            "APT::Architecture \"riscv64\";",
+            "APT::Architectures { \"riscv64\"; };",
             "#clear APT::Update;",
             "Dir::State \"/d/state\";",
             "Dir::State::status \"/d/status\";",

@@ -21,6 +21,8 @@ pub const TARGET: &str = "aarch64-unknown-none-softfloat";
 pub const ARM64_LINUX: &str = "aarch64-unknown-linux-gnu";
 /// The C compiler that [`arm64_compiler`] installs.
 pub const ARM64_COMPILER: &str = "aarch64-linux-gnu-gcc";
+/// Debian's package with it.
+pub const ARM64_COMPILER_PACKAGE: &str = "gcc-aarch64-linux-gnu";
 /// Debian's package with `qemu-system-aarch64`.
 pub const QEMU_PACKAGE: &str = "qemu-system-arm";
 const APT_LISTS: &str = "/var/lib/apt/lists";
@@ -70,9 +72,14 @@ pub fn find_system_program(name: &str) -> Option<PathBuf> {
     subprocess::find(name).or_else(|| elsewhere.into_iter().find(|path| path.is_file()))
 }
 
+/// Installs a C compiler for Linux on arm64 without a C library, if it is missing. Kernels need no more.
+pub fn arm64_kernel_compiler() -> anyhow::Result<()> {
+    program(ARM64_COMPILER, ARM64_COMPILER_PACKAGE)
+}
+
 /// Installs a C compiler for Linux on arm64 and its static C library, if they are missing.
 pub fn arm64_compiler() -> anyhow::Result<()> {
-    program(ARM64_COMPILER, "gcc-aarch64-linux-gnu")?;
+    arm64_kernel_compiler()?;
     // If the compiler does not find the file, it prints the bare name.
     let library = subprocess::read(Command::new(ARM64_COMPILER).arg("-print-file-name=libc.a"))?;
     if Path::new(library.trim()).is_file() {
