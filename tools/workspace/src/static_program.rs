@@ -21,6 +21,8 @@ use crate::workspace::Workspace;
 pub const TWOFOLD: Program = Program { package: "twofold", name: "twofold", is_example: false };
 /// The checks of the experiments' guest under KVM, which print TAP.
 pub const KVM_CHECKS: Program = Program { package: "twofold-kvm", name: "selftest", is_example: true };
+/// The benchmark of asynchronous page faults, for a Linux guest.
+pub const BM: Program = Program { package: "twofold-bm", name: "bm", is_example: false };
 
 /// A program of the workspace that can be built as one static file.
 #[derive(Clone, Copy, Debug)]
