@@ -36,6 +36,7 @@
 //! | `cache.lines_cleaned`, `.lines_invalidated`, `.icache_all` | D-cache lines cleaned (and invalidated) to PoC, I-cache lines and whole I-caches invalidated |
 //! | `memory.frames_zeroed` | 4 KiB frames zeroed before the guest saw them |
 //! | `virtio.notifications` | writes by which guests asked a virtio device for work; these rows are there if a guest has such a device |
+//! | `virtio.pages_awaited` | requests of a virtio device for a page of its guest that was in the store |
 //! | `disk.requests`, `.bytes_read`, `.bytes_written`, `.errors` | requests that disks have completed, and those with an error |
 //! | `net.frames_sent`, `.bytes_sent`, `.frames_received`, `.bytes_received`, `.frames_dropped` | frames of network cards; dropped: for want of room in the card's queue, or sent with an address that is another's |
 //! | `heap.grown` | bytes of EL2's heap in use beyond those at the guest's first entry |

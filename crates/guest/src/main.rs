@@ -177,6 +177,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Together => lifecycle::together()?,
         Program::Refused { calls } => lifecycle::refused(calls)?,
         Program::Virtio { frames } => virtio::run(&memory, frames)?,
+        Program::Buffers { bytes } => virtio::buffers::run(&memory, bytes)?,
         Program::Failing { rounds } => virtio::failing::run(&memory, rounds)?,
         Program::Shrinking => virtio::failing::shrinking(&memory)?,
         Program::Ranges => virtio::ranges::run(&memory)?,

@@ -72,6 +72,8 @@ pub enum Program<'a> {
     Replay(replay::Settings),
     /// `virtio=FRAMES`: uses each virtio device, and exchanges this number of frames with another guest.
     Virtio { frames: u64 },
+    /// `buffers=SIZE`: uses disks and cards with buffers all over `SIZE` bytes of RAM.
+    Buffers { bytes: u64 },
     /// `storm=ROUNDS`: breaks the rules of virtio devices, and then uses them as it should.
     Storm { rounds: u64, seed: u64 },
     /// `failing=ROUNDS`: writes and reads disks of which requests fail.
@@ -160,6 +162,7 @@ impl<'a> Program<'a> {
                     seed: seed(arguments)?,
                 }),
                 "virtio" => Self::Virtio { frames: number(key, value)? },
+                "buffers" => Self::Buffers { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "storm" => Self::Storm { rounds: number(key, value)?, seed: seed(arguments)? },
                 "failing" => Self::Failing { rounds: number(key, value)? },
                 "shrinking" => Self::Shrinking,

@@ -40,12 +40,14 @@ use twofold_devices::pl011::{ByteSink, Full};
 use twofold_devices::vgic::{ConfigError, Frame};
 use twofold_devices::virtio::console::Terminal;
 use twofold_devices::{InterruptLine, Pl011, Pl031, Width};
+use twofold_memory::GuestMemory;
 use twofold_vmm::console::{Console, Notice};
 use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::EntityId;
 
 use crate::board::Board;
 use crate::clock::Clock;
+use crate::experiment::EnginePlatform;
 use crate::gic::guest::{GuestGic, Waiting};
 use crate::gic::sources::Sources;
 use crate::mmio::Operation;
@@ -245,8 +247,8 @@ impl Devices {
         self.set_uart_line(here, uart, line);
     }
 
-    /// All devices are as after a reset. No vCPU is loaded.
-    pub fn reset(&self) {
+    /// All devices are as after a reset. No vCPU is loaded. `memory` is the guest's.
+    pub(crate) fn reset(&self, memory: &GuestMemory<EnginePlatform>) {
         {
             let mut uart = self.uart.lock();
             uart.model = Pl011::new();
@@ -256,7 +258,7 @@ impl Devices {
         let mut rtc = self.rtc.lock();
         *rtc = Pl031::new(self.clock.now());
         self.gic.set_shared(None, virt::RTC_INTERRUPT, false);
-        self.virtio.reset(&self.gic);
+        self.virtio.reset(&self.gic, memory);
         // It fails only if a vCPU is loaded.
         let _ = self.gic.reset();
     }

@@ -4,33 +4,64 @@
 //! Invariant: 2, 4 or 8 aligned bytes are one access. The models depend on it, because another vCPU may access them
 //! meanwhile.
 
+use core::cell::RefCell;
+
+use arrayvec::ArrayVec;
 use twofold_devices::{GuestRam, RamError};
 use twofold_memory::{Error, GuestMemory};
 use twofold_stage2::{Ipa, Platform};
 
 use crate::experiment::EnginePlatform;
 
-/// The memory of one guest.
-pub(crate) struct Ram<'a>(pub(crate) &'a GuestMemory<EnginePlatform>);
+/// The memory of one guest, for one piece of a device's work.
+pub(crate) struct Ram<'a> {
+    memory: &'a GuestMemory<EnginePlatform>,
+    absent: RefCell<Absent>,
+}
 
-impl GuestRam for Ram<'_> {
-    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), RamError> {
-        self.0.read(Ipa::new(address), bytes).map_err(|error| why(address, &error))
+/// Absent pages that were met, in their order: each once, and no more than there is room for.
+pub(crate) type Absent = ArrayVec<Ipa, ABSENT_MAX>;
+
+/// Absent pages that one piece of work notes. A disk's requests and a card's directions meet one each.
+pub(crate) const ABSENT_MAX: usize = 4;
+
+impl<'a> Ram<'a> {
+    pub(crate) const fn new(memory: &'a GuestMemory<EnginePlatform>) -> Self {
+        Self { memory, absent: RefCell::new(Absent::new_const()) }
     }
 
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), RamError> {
-        self.0.write(Ipa::new(address), bytes).map_err(|error| why(address, &error))
+    pub(crate) const fn memory(&self) -> &'a GuestMemory<EnginePlatform> {
+        self.memory
     }
 
-    fn should_pause(&self) -> bool {
-        self.0.stage2().platform().interrupt_is_pending()
+    /// The absent pages that were met.
+    pub(crate) fn into_absent(self) -> Absent {
+        self.absent.into_inner()
+    }
+
+    /// A device has no other use for memory that cannot be backed than for memory that is not there.
+    #[cold]
+    fn why(&self, address: u64, error: &Error) -> RamError {
+        let Error::Absent { page, .. } = *error else { return RamError::NotRam(address) };
+        let mut absent = self.absent.borrow_mut();
+        if !absent.contains(&page) {
+            // One that finds no room is met again by the work that follows the arrival of another.
+            let _full = absent.try_push(page);
+        }
+        RamError::Absent(page.raw())
     }
 }
 
-/// A device has no other use for memory that cannot be backed than for memory that is not there.
-fn why(address: u64, error: &Error) -> RamError {
-    match error {
-        Error::Absent { page, .. } => RamError::Absent(page.raw()),
-        _ => RamError::NotRam(address),
+impl GuestRam for Ram<'_> {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), RamError> {
+        self.memory.read(Ipa::new(address), bytes).map_err(|error| self.why(address, &error))
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), RamError> {
+        self.memory.write(Ipa::new(address), bytes).map_err(|error| self.why(address, &error))
+    }
+
+    fn should_pause(&self) -> bool {
+        self.memory.stage2().platform().interrupt_is_pending()
     }
 }

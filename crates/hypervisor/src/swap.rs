@@ -22,7 +22,8 @@
 //! - D2. The CPU copies the page, and completes the request (B5 of `twofold_memory::swap`).
 //! - D3. The ticket is completed in the vCPU's arrivals (C1 to C3 of `twofold_memory::async_fault`).
 //! - D4. The vCPU is kicked ([`GuestGic::kick_for`]): under the controller's lock, the CPU reads where the vCPU is. It
-//!   interrupts the CPU that has the vCPU loaded, or wakes the vCPU.
+//!   interrupts the CPU that has the vCPU loaded, or wakes the vCPU. What else waits is woken: the I/O task, with a note
+//!   for the device (`virtio::absent`), or the task that restarts the guest.
 //! - D5. When the task has nothing to do, it sets an alarm of its CPU as in W2, and is blocked.
 //! - V1. A vCPU that is interrupted, or has a new turn, takes what has arrived before it enters its guest.
 //!
@@ -59,7 +60,7 @@ use crate::experiment::EnginePlatform;
 use crate::schedule::cpu::Progress;
 use crate::schedule::deadlines::NEVER;
 use crate::vm::{self, Vm};
-use crate::{heap, read_sysreg, schedule, timer};
+use crate::{heap, read_sysreg, schedule, timer, virtio};
 
 /// What a guest with a store has beside its memory.
 pub struct Swap {
@@ -81,8 +82,8 @@ const HEADROOM: u64 = 64;
 const PIECE: u64 = 2;
 /// Transfers that an interrupt ends. Each copies a page.
 const ENDS: u32 = 2;
-/// Devices, and tasks of the hypervisor, that may wait for a page at a time.
-const OTHERS: u32 = 8;
+/// What may wait beside vCPUs and devices: the restart of the guest.
+const TASKS: usize = 1;
 /// The waiter that is the restart of the guest.
 pub(crate) const RESTART: Waiter = Waiter::Other(u64::MAX);
 
@@ -117,8 +118,9 @@ impl Swap {
         // SAFETY: EL2 maps all RAM one to one, and no table is made here.
         let platform = Arm64::new(unsafe { IdentityMap::new(MetadataMap::NONE) });
         let headroom = HEADROOM.min(settings.resident / PAGE / 8);
-        let options = SwapOptions { vcpus: config.cpus, others: OTHERS, headroom };
-        let most = config.cpus as usize * PAGES_PER_VCPU + OTHERS as usize + 2 * HEADROOM as usize;
+        let others = virtio::waiters(config.virtio_devices()) + TASKS;
+        let options = SwapOptions { vcpus: config.cpus, others: others as u32, headroom };
+        let most = config.cpus as usize * PAGES_PER_VCPU + others + 2 * HEADROOM as usize;
         let store = Arc::new(MemoryStore::new(platform, parts.0, most, timer::machine_time));
         memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Notifier { guest: number }), &options)?;
         let arrivals = (0..config.cpus).map(|_| Arrivals::new()).collect();
@@ -237,7 +239,8 @@ impl Notify for Notifier {
                     vm.devices().gic.kick_for(vcpu);
                 }
             }
-            Waiter::Other(_) => schedule::wake(vm.task()),
+            RESTART => schedule::wake(vm.task()),
+            Waiter::Other(number) => vm.devices().virtio.arrived(number, arrival),
         }
     }
 

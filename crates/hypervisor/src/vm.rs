@@ -400,9 +400,21 @@ impl Vm {
         self.devices.virtio.access(at, width, operation, Around { vm: self, here: Some(here) })
     }
 
+    /// A page was asked for, by something that sets no deadline for its transfer: W2 of [`swap`](crate::swap) is the
+    /// task's.
+    #[cold]
+    pub(crate) fn pages_asked_for(&self) {
+        if let Some(swap) = self.swap.as_ref().filter(|swap| swap.next_end().is_some()) {
+            schedule::wake(swap.task());
+        }
+    }
+
     /// A piece of the work of the I/O task.
     pub(crate) fn io(&self) -> Progress {
-        let progress = self.devices.virtio.work(Around { vm: self, here: None });
+        let progress = self.devices.virtio.work(Around { vm: self, here: None }).unwrap_or_else(|why| {
+            self.stop_for(format_args!("{why}"));
+            Progress::Finished
+        });
         // The virtio console may have written.
         if self.devices.notice() != Notice::None
             && let Some(task) = GUESTS.get().and_then(|guests| guests.channel_task)
@@ -582,7 +594,7 @@ impl restart::Guest for Vm {
     }
 
     fn reset_devices(&self) {
-        self.devices.reset();
+        self.devices.reset(&self.memory);
     }
 
     fn invalidate(&self) {

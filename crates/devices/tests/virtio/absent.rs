@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A page that is absent at any one access of a device, and back at the next poll: what guest and far end see is the
-//! same as without.
+//! A page that is absent at any one access of a device, or at accesses drawn at random, and back at the next poll: what
+//! guest and far end see is the same as without.
 
 use twofold_devices::RamError;
 use twofold_devices::virtio::block::DataError;
@@ -10,15 +10,43 @@ use crate::block::{ALL, STATUS_AT, Setup, request};
 use crate::console::{Wire, console};
 use crate::driver::{Board, DATA};
 use crate::net::Cable;
+use crate::ram::Ram;
+use crate::random::{Random, with_seeds};
 use crate::rng::Source;
 
-/// Runs `run` without an absent page, then with one at each access in turn. All results are the same. `run` gets the
-/// number of the access, and returns whether that access came.
-fn at_each_access<T: PartialEq + std::fmt::Debug>(run: impl Fn(Option<usize>) -> (T, bool)) {
-    let (expected, _) = run(None);
+/// Which accesses meet an absent page.
+#[derive(Clone, Copy, Debug)]
+enum Absent {
+    Never,
+    /// The one with this number.
+    At(usize),
+    /// Any, drawn with this seed.
+    Any(u64),
+}
+
+impl Absent {
+    fn begin(self, ram: &Ram) {
+        match self {
+            Self::Never => {}
+            Self::At(access) => ram.absent_in.set(Some(access)),
+            Self::Any(seed) => _ = ram.is_flaky.replace(Some(Random::new(seed))),
+        }
+    }
+
+    /// From here on no page is absent. Returns whether the access came.
+    fn end(self, ram: &Ram) -> bool {
+        ram.is_flaky.take();
+        ram.absent_in.take().is_none()
+    }
+}
+
+/// Runs `run` without an absent page, then with one at each access in turn, and then with many, by random numbers. All
+/// results are the same. `run` returns whether the access came.
+fn at_each_access<T: PartialEq + std::fmt::Debug>(run: impl Fn(Absent) -> (T, bool)) {
+    let (expected, _) = run(Absent::Never);
     let mut access = 0;
     loop {
-        let (found, came) = run(Some(access));
+        let (found, came) = run(Absent::At(access));
         assert_eq!(found, expected, "a page is absent at access {access}");
         if !came {
             break;
@@ -26,9 +54,13 @@ fn at_each_access<T: PartialEq + std::fmt::Debug>(run: impl Fn(Option<usize>) ->
         access += 1;
     }
     assert!(access > 10, "{access} accesses");
+    with_seeds(100, |random| {
+        let absent = Absent::Any(random.next());
+        assert_eq!(run(absent).0, expected, "{absent:?}");
+    });
 }
 
-/// Polls until nothing is left to do. A page is absent once.
+/// Polls until nothing is left to do. A page that is absent is back at the next poll, or later.
 fn settle(mut poll: impl FnMut() -> Next) -> usize {
     let mut absent = 0;
     loop {
@@ -45,14 +77,14 @@ fn settle(mut poll: impl FnMut() -> Next) -> usize {
 fn a_disk_loses_nothing() {
     for indirect in [false, true] {
         for (kind, output, input) in [(1, vec![7; 1024], 0), (0, vec![], 1024), (8, vec![], 20), (99, vec![], 0)] {
-            at_each_access(|access| {
+            at_each_access(|absent| {
                 let mut setup = Setup::new(ALL);
                 setup.disk.data.fill(3);
                 let mut buffers = request(&setup.board.ram, kind, 1, &output, input);
                 // The header in two pieces.
                 buffers.splice(0..1, [(DATA, 7, false), (DATA + 7, 9, false)]);
                 setup.board.offer(&mut setup.queue, &buffers, indirect);
-                setup.board.ram.absent_in.set(access);
+                absent.begin(&setup.board.ram);
                 let Setup { board, disk, .. } = &mut setup;
                 loop {
                     settle(|| board.device.poll(&board.ram, disk, &mut board.line));
@@ -64,7 +96,7 @@ fn a_disk_loses_nothing() {
                         Err(error) => panic!("{error}"),
                     }
                 }
-                let came = setup.board.ram.absent_in.take().is_none();
+                let came = absent.end(&setup.board.ram);
                 let used = setup.board.collect(&mut setup.queue);
                 let memory = setup.board.ram.peek(DATA + 0x1000, 1024);
                 let status = setup.board.ram.peek(STATUS_AT, 1);
@@ -78,7 +110,7 @@ fn a_disk_loses_nothing() {
 
 #[test]
 fn a_console_loses_nothing() {
-    at_each_access(|access| {
+    at_each_access(|absent| {
         let mut board = console();
         let [mut receive, mut transmit] = board.start(ALL, &[16, 16]).try_into().unwrap();
         board.ram.poke(DATA, &(0..=255).cycle().take(700).collect::<Vec<u8>>());
@@ -86,9 +118,9 @@ fn a_console_loses_nothing() {
         board.offer(&mut receive, &[(DATA + 0x1000, 5, true), (DATA + 0x2000, 5, true)], true);
         board.offer(&mut receive, &[(DATA + 0x3000, 50, true)], true);
         let mut wire = Wire { input: b"more than ten bytes".to_vec(), ..Wire::new() };
-        board.ram.absent_in.set(access);
+        absent.begin(&board.ram);
         settle(|| board.device.poll(&board.ram, &mut wire, &mut board.line));
-        let came = board.ram.absent_in.take().is_none();
+        let came = absent.end(&board.ram);
         let used = [board.collect(&mut receive), board.collect(&mut receive), board.collect(&mut transmit)];
         let memory =
             [board.ram.peek(DATA + 0x1000, 5), board.ram.peek(DATA + 0x2000, 5), board.ram.peek(DATA + 0x3000, 9)];
@@ -98,7 +130,7 @@ fn a_console_loses_nothing() {
 
 #[test]
 fn a_network_card_loses_nothing() {
-    at_each_access(|access| {
+    at_each_access(|absent| {
         let mut board = Board::new(Net::new([2; 6]));
         let [mut receive, mut transmit] = board.start(ALL, &[16, 16]).try_into().unwrap();
         board.ram.poke(DATA + 12, &[9; 100]);
@@ -107,9 +139,9 @@ fn a_network_card_loses_nothing() {
         board.offer(&mut receive, &[(DATA + 0x1000, 12, true), (DATA + 0x2000, 1514, true)], true);
         let mut cable = Cable::new();
         cable.incoming.push_back(vec![5; 60]);
-        board.ram.absent_in.set(access);
+        absent.begin(&board.ram);
         settle(|| board.device.poll(&board.ram, &mut cable, &mut board.line));
-        let came = board.ram.absent_in.take().is_none();
+        let came = absent.end(&board.ram);
         let used = [board.collect(&mut receive), board.collect(&mut transmit), board.collect(&mut transmit)];
         let memory = (board.ram.peek(DATA + 0x1000, 12), board.ram.peek(DATA + 0x2000, 60));
         ((used, memory, cable.sent, cable.incoming, board.line), came)
@@ -118,15 +150,15 @@ fn a_network_card_loses_nothing() {
 
 #[test]
 fn random_bytes_may_be_lost_and_buffers_are_not() {
-    at_each_access(|access| {
+    at_each_access(|absent| {
         let mut board = Board::new(Rng::new());
         let mut queue = board.start(ALL, &[16]).pop().unwrap();
         board.offer(&mut queue, &[(DATA, 16, true), (DATA + 0x1000, 16, true)], true);
         board.offer(&mut queue, &[(DATA + 0x2000, 16, true)], false);
         let mut source = Source::new();
-        board.ram.absent_in.set(access);
+        absent.begin(&board.ram);
         settle(|| board.device.poll(&board.ram, &mut source, &mut board.line));
-        let came = board.ram.absent_in.take().is_none();
+        let came = absent.end(&board.ram);
         let used = [board.collect(&mut queue), board.collect(&mut queue)];
         ((used, board.line), came)
     });

@@ -7,6 +7,8 @@ use std::ops::Range;
 
 use twofold_devices::{Barrier, GuestRam, RamError};
 
+use crate::random::Random;
+
 pub const BASE: u64 = 0x4000_0000;
 pub const SIZE: u64 = 1 << 20;
 pub const PAGE: u64 = 4096;
@@ -26,6 +28,8 @@ pub struct Ram {
     pub read_only: RefCell<BTreeSet<u64>>,
     /// This many accesses are left until one meets an absent page.
     pub absent_in: Cell<Option<usize>>,
+    /// By these numbers, one access in four meets an absent page.
+    pub is_flaky: RefCell<Option<Random>>,
     pub log: RefCell<Vec<Access>>,
     /// How often each byte was read.
     pub reads: RefCell<BTreeMap<u64, u32>>,
@@ -81,6 +85,9 @@ impl Ram {
             if left == 0 {
                 return Err(RamError::Absent(address));
             }
+        }
+        if self.is_flaky.borrow().as_ref().is_some_and(|random| random.one_in(4)) {
+            return Err(RamError::Absent(address));
         }
         let end = address.checked_add(length as u64).expect("the device adds beyond the last address");
         if address < BASE || end > BASE + SIZE {

@@ -4,8 +4,9 @@
 //! Transports are looked for at all of their places. A disk that may be written is written and read back, and reset with
 //! requests in flight. Random bytes have to differ. A card exchanges frames with that of another guest, which runs
 //! the same program: the one whose address is lower asks, and the other answers ([`net`]). With 0 frames the cards are left
-//! alone. [`storm`] is a driver that breaks the rules, [`failing`] uses disks that report errors, and [`ranges`] discards.
+//! alone. [`buffers`] spreads buffers over much RAM, [`storm`] is a driver that breaks the rules, [`failing`] uses disks that report errors, and [`ranges`] discards.
 
+pub mod buffers;
 mod disk;
 mod dma;
 pub mod failing;

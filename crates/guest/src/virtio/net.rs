@@ -44,17 +44,29 @@ struct Came {
 }
 
 pub fn run(place: usize, transport: MmioTransport<'static>, frames: u64) -> Result<(), Failure> {
+    run_with(place, transport, frames, || ())
+}
+
+/// The same, with something else to do before each frame that is sent.
+pub(super) fn run_with(
+    place: usize,
+    transport: MmioTransport<'static>,
+    frames: u64,
+    mut before: impl FnMut(),
+) -> Result<(), Failure> {
     let mut card = Card::new(place, transport)?;
     let other = card.meet()?;
     println!("virtio: card {:x?} hears card {other:x?}", card.mac);
     if card.mac < other {
         for number in 1..=frames {
+            before();
             card.send(other, number)?;
             card.next(number)?;
         }
     } else {
         for number in 1..=frames {
             card.next(number)?;
+            before();
             card.send(other, number)?;
         }
     }

@@ -59,7 +59,7 @@ impl Stolen {
             model.skip(count);
         }
         // If the page is absent, a later turn writes the value of that time.
-        let _absent = model.enter(count, &Ram(memory));
+        let _absent = model.enter(count, &Ram::new(memory));
     }
 
     pub(super) fn is_available(&self) -> bool {
@@ -70,7 +70,7 @@ impl Stolen {
     pub(super) fn ask(&mut self, memory: &GuestMemory<EnginePlatform>, offset: u64) -> Option<u64> {
         self.offset = offset;
         let model = self.model.as_mut()?;
-        let area = model.ask(schedule::stolen(self.entity), &Ram(memory));
+        let area = model.ask(schedule::stolen(self.entity), &Ram::new(memory));
         self.is_asked = model.is_asked();
         area
     }

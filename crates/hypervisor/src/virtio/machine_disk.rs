@@ -4,8 +4,9 @@
 //!
 //! Invariants:
 //!
-//! * A buffer is in one place: free, or with the driver. So at most [`TRANSFERS`] are in flight.
-//! * A request ends when none of its transfers is in flight. An orphan begins no further one.
+//! * A buffer is in one place: free, with the driver, or late: its data waits for an absent page of the guest. So at most
+//!   [`TRANSFERS`] are in flight or late.
+//! * A request ends when none of its transfers is in flight or late. An orphan begins no further one.
 //!
 //! A discard and zeroes have no data, so one transfer can be for many sectors. If the machine's disk has none of these, a discard
 //! has nothing to do, and zeroes are written. A write that has to be durable ends with a flush of its own.
@@ -13,11 +14,12 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use twofold_devices::GuestRam;
+use arrayvec::ArrayVec;
 use twofold_devices::virtio::block::{Block, DataError, Operation, SECTOR};
+use twofold_devices::{GuestRam, RamError};
 
 use super::disk::{Counts, Extent, Moved, Request, Requests};
-use super::host::{BUFFER, Client, HostDisk, Range, RangeMax, TRANSFERS, Transfer, Waker, Work};
+use super::host::{BUFFER, Client, Ended, HostDisk, Range, RangeMax, TRANSFERS, Transfer, Waker, Work};
 use crate::guest_ram::Ram;
 
 /// A part of a disk of the machine.
@@ -34,6 +36,19 @@ pub(super) struct MachineBacking {
     free: Vec<Box<[u8]>>,
     /// What each ticket is for: the number of a request, and its byte at which the transfer begins.
     tickets: [Option<(usize, u32)>; TRANSFERS],
+    /// Reads that have ended, and whose data could not be copied to the guest yet.
+    late: ArrayVec<Ended, TRANSFERS>,
+}
+
+/// What [`MachineBacking::begin`] has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begun {
+    /// A transfer, or what needs none.
+    One,
+    /// Nothing: there is no room for one.
+    NoRoom,
+    /// Nothing: a page of the data is absent.
+    Absent,
 }
 
 impl MachineBacking {
@@ -41,7 +56,7 @@ impl MachineBacking {
     pub(super) fn new(disk: &'static dyn HostDisk, start: u64, sectors: u64, own: Option<u64>, waker: Waker) -> Self {
         let free = (0..TRANSFERS).map(|_| alloc::vec![0; BUFFER].into_boxed_slice()).collect();
         let (client, range_max) = (disk.open(waker), disk.range_max());
-        Self { disk, client, start, own, sectors, range_max, free, tickets: [None; TRANSFERS] }
+        Self { disk, client, start, own, sectors, range_max, free, tickets: [None; TRANSFERS], late: ArrayVec::new() }
     }
 
     /// How many sectors the part has now, if the machine's disk has another size than before.
@@ -60,22 +75,18 @@ impl MachineBacking {
         ram: &Ram<'_>,
     ) -> Moved {
         let mut moved = Moved::Nothing;
-        while let Some(ended) = self.disk.ended(self.client) {
-            let Transfer { ticket, work, length, buffer } = ended.transfer;
-            if let Some((number, at)) = self.tickets.get_mut(ticket as usize).and_then(Option::take)
-                && let Some(request) = requests.get(number)
-            {
-                request.in_flight -= 1;
-                let bytes = &buffer[..length];
-                let is_good = ended.is_good
-                    && (!matches!(work, Work::Read(_)) || block.store(request.tag, ram, at, bytes).is_ok());
-                request.is_failed |= !is_good;
-                if request.has_ended() {
+        let mut late = self.late.len();
+        loop {
+            let next = if late > 0 { self.late.pop_at(0) } else { self.disk.ended(self.client) };
+            late = late.saturating_sub(1);
+            let Some(ended) = next else { break };
+            match self.take_in(ended, block, requests, ram) {
+                Some(number) if requests.get(number).is_some_and(|request| request.has_ended()) => {
                     requests.end(number, block, counts);
                     moved = Moved::Ended;
                 }
+                _ => {}
             }
-            self.free.push(buffer);
             if ram.should_pause() {
                 return Moved::More;
             }
@@ -90,8 +101,10 @@ impl MachineBacking {
                 if !request.has_more() {
                     break;
                 }
-                if !self.begin(number, request, block, ram) {
-                    return moved;
+                match self.begin(number, request, block, ram) {
+                    Begun::One => {}
+                    Begun::NoRoom => return moved,
+                    Begun::Absent => break,
                 }
                 if ram.should_pause() {
                     return Moved::More;
@@ -101,10 +114,32 @@ impl MachineBacking {
         moved
     }
 
-    /// D1 for the next piece of a request. Returns `false` if there is no room for it.
-    fn begin(&mut self, number: usize, request: &mut Request, block: &Block, ram: &Ram<'_>) -> bool {
-        let Some(ticket) = self.tickets.iter().position(Option::is_none) else { return false };
-        let Some(mut buffer) = self.free.pop() else { return false };
+    /// D4 for one transfer, which is over then, unless it is late. Returns the number of its request.
+    fn take_in(&mut self, ended: Ended, block: &Block, requests: &mut Requests, ram: &Ram<'_>) -> Option<usize> {
+        let Transfer { ticket, work, length, buffer } = &ended.transfer;
+        let ticket = *ticket as usize;
+        let of = self.tickets.get(ticket).copied().flatten();
+        let request = of.and_then(|(number, at)| Some((at, requests.get(number)?)));
+        if let Some((at, request)) = request {
+            let copied = match work {
+                Work::Read(_) if ended.is_good => block.store(request.tag, ram, at, &buffer[..*length]),
+                _ => Ok(()),
+            };
+            if let Err(DataError::Ram(RamError::Absent(_))) = copied {
+                self.late.push(ended);
+                return None;
+            }
+            request.in_flight -= 1;
+            request.is_failed |= !ended.is_good || copied.is_err();
+        }
+        self.free.push(ended.transfer.buffer);
+        self.tickets.get_mut(ticket)?.take().map(|(number, _)| number)
+    }
+
+    /// D1 for the next piece of a request.
+    fn begin(&mut self, number: usize, request: &mut Request, block: &Block, ram: &Ram<'_>) -> Begun {
+        let Some(ticket) = self.tickets.iter().position(Option::is_none) else { return Begun::NoRoom };
+        let Some(mut buffer) = self.free.pop() else { return Begun::NoRoom };
         let operation = request.operation;
         let (at, size) = (request.done, operation.data());
         let left = size - u64::from(at);
@@ -119,7 +154,7 @@ impl MachineBacking {
             Operation::Discard { .. } if self.range_max.discard == 0 => {
                 request.done = size as u32;
                 self.free.push(buffer);
-                return true;
+                return Begun::One;
             }
             Operation::Discard { .. } => (Work::Discard(range(self.range_max.discard)), 0),
             Operation::WriteZeroes { may_unmap, .. } if self.range_max.zero != 0 => {
@@ -128,10 +163,13 @@ impl MachineBacking {
             Operation::Read { .. } => (Work::Read(sector), length),
             Operation::Write { .. } => match block.fetch(request.tag, ram, at, &mut buffer[..length]) {
                 Ok(()) => (Work::Write(sector), length),
-                Err(DataError::Stale | DataError::Beyond | DataError::Ram(_)) => {
-                    request.is_failed = true;
+                Err(why) => {
                     self.free.push(buffer);
-                    return true;
+                    if let DataError::Ram(RamError::Absent(_)) = why {
+                        return Begun::Absent;
+                    }
+                    request.is_failed = true;
+                    return Begun::One;
                 }
             },
             _ => {
@@ -149,11 +187,11 @@ impl MachineBacking {
                 request.done += done;
                 request.in_flight += 1;
                 request.is_flushing |= work == Work::Flush;
-                true
+                Begun::One
             }
             Err(transfer) => {
                 self.free.push(transfer.buffer);
-                false
+                Begun::NoRoom
             }
         }
     }

@@ -36,7 +36,7 @@ impl MemoryDisk {
         Self { runs: memory.into_iter().map(place).collect(), piece: Box::new([0; PIECE]) }
     }
 
-    /// Works on all requests, piece by piece.
+    /// Works on all requests, piece by piece. One that meets an absent page does not hold up the others.
     pub(super) fn advance(
         &mut self,
         block: &mut Block,
@@ -47,17 +47,20 @@ impl MemoryDisk {
         let mut moved = Moved::Nothing;
         for number in 0..twofold_devices::virtio::block::REQUESTS {
             let Some(request) = requests.get(number) else { continue };
-            loop {
-                let result = self.piece(block, request, ram);
-                match result {
-                    Ok(true) => break,
+            let is_over = loop {
+                match self.piece(block, request, ram) {
+                    Ok(true) => break true,
                     Ok(false) if !ram.should_pause() => {}
-                    Ok(false) | Err(DataError::Ram(RamError::Absent(_))) => return Moved::More,
+                    Ok(false) => return Moved::More,
+                    Err(DataError::Ram(RamError::Absent(_))) => break false,
                     Err(_) => {
                         request.is_failed = true;
-                        break;
+                        break true;
                     }
                 }
+            };
+            if !is_over {
+                continue;
             }
             requests.end(number, block, counts);
             moved = Moved::Ended;
@@ -80,7 +83,7 @@ impl MemoryDisk {
         let (start, run) = place.and_then(|place| self.runs.get(place)).ok_or(DataError::Beyond)?;
         let inside = at - start;
         let count = (size - u64::from(request.done)).min(PIECE as u64).min(run.size() - inside);
-        let (piece, platform) = (&mut self.piece[..count as usize], ram.0.stage2().platform());
+        let (piece, platform) = (&mut self.piece[..count as usize], ram.memory().stage2().platform());
         match operation {
             Operation::Read { .. } => {
                 run.read(platform, inside, piece);

@@ -7,6 +7,7 @@
 //! | `disk`, `memory_disk`, `machine_disk` | a disk and its requests; in memory; on a disk of the machine |
 //! | `card` | a network card |
 //! | `console`, `random` | the virtio console; random bytes |
+//! | `absent` | the absent pages that a device waits for |
 //! | [`make`] | the devices that a bundle asks for |
 //! | [`host`] | what the machine's disks and cards have to do for those of guests |
 //! | [`network`] | a network between guests, and its lock |
@@ -22,8 +23,8 @@
 //! * V3: the device works. A device that could do more is noted as due.
 //! * V4: the vCPU sets the device's line, and releases the lock.
 //! * V5: without a lock, it wakes the I/O task if the device is due.
-//! * F1: a far end that has something (a frame, a completion, room) notes the device as due and wakes the task
-//!   ([`Waker`]). It holds no lock of the guest.
+//! * F1: a far end that has something (a frame, a completion, room), or a page that has arrived (`absent`), notes the
+//!   device as due and wakes the task ([`Waker`]). It holds no lock of the guest.
 //! * I1: the task takes its *turn*: a lock that it alone holds. If the guest may not run, it releases it, and has finished.
 //! * I2: for each device that is due, it takes the note, then the device's lock, and does V3 and V4.
 //! * I3: it releases its turn. If a device is due, it goes on after this CPU has taken its interrupts.
@@ -41,8 +42,9 @@
 //! waits for I2. A reset comes after that: [`VirtioDevices::reset`] resets every model, and what a disk of the machine
 //! still works on is an orphan. An ended guest takes no further turn.
 //!
-//! No page is ever absent at EL2 today, since no store is attached. A device that meets one is due again.
+//! If the page that a device waits for cannot come, the guest cannot go on: the I/O task says so, as a vCPU would.
 
+mod absent;
 mod card;
 mod console;
 mod disk;
@@ -55,16 +57,22 @@ pub(crate) mod random;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use spin::Mutex;
 use twofold_abi::virt;
 use twofold_devices::virtio::{Console, Next, Rng};
 use twofold_devices::{InterruptLine, Width};
+use twofold_memory::GuestMemory;
+use twofold_memory::async_fault::Arrival;
 use twofold_vmm::scheduler::EntityId;
 
+use self::absent::Waits;
+pub(crate) use self::absent::waiters;
 use self::card::Card;
 use self::disk::Disk;
 use self::host::Waker;
+use crate::experiment::EnginePlatform;
 use crate::guest_ram::Ram;
 use crate::mmio::Operation;
 use crate::schedule;
@@ -91,16 +99,24 @@ pub struct Place {
 
 struct Slot {
     waker: Waker,
+    /// A page that the device waits for cannot come.
+    has_failed: AtomicBool,
     device: Mutex<Device>,
 }
 
 struct Device {
     kind: Kind,
+    waits: Waits,
     /// The level of its line, as the interrupt controller knows it.
     level: bool,
     /// How often the guest has notified it.
     notifications: u64,
 }
+
+/// A device that cannot go on, by the number of its transport.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("virtio device {0} needs a page that is in the store, and cannot be brought")]
+pub(crate) struct CannotGoOn(usize);
 
 /// A device, with its far end.
 pub(crate) enum Kind {
@@ -137,8 +153,21 @@ impl VirtioDevices {
     fn new(task: Option<EntityId>, devices: Vec<(Kind, Waker)>) -> Self {
         let is_console = |(kind, waker): &(Kind, Waker)| matches!(kind, Kind::Console(_)).then_some(*waker);
         let console = devices.iter().find_map(is_console);
-        let slot = |(kind, waker)| Slot { waker, device: Mutex::new(Device { kind, level: false, notifications: 0 }) };
-        Self { slots: devices.into_iter().map(slot).collect(), turn: Mutex::new(()), task, console }
+        let slot = |(number, (kind, waker))| {
+            let waits = Waits::new(number);
+            let device = Mutex::new(Device { kind, waits, level: false, notifications: 0 });
+            Slot { waker, has_failed: AtomicBool::new(false), device }
+        };
+        Self { slots: devices.into_iter().enumerate().map(slot).collect(), turn: Mutex::new(()), task, console }
+    }
+
+    /// P3: a page has arrived for this waiter, or cannot come.
+    pub(crate) fn arrived(&self, waiter: u64, arrival: Arrival) {
+        let Some(slot) = absent::device_of(waiter).and_then(|number| self.slots.get(number)) else { return };
+        if arrival == Arrival::Failed {
+            slot.has_failed.store(true, Ordering::Relaxed);
+        }
+        slot.waker.wake();
     }
 
     /// The I/O task.
@@ -186,7 +215,7 @@ impl VirtioDevices {
         let mut is_due = false;
         if device.kind.write(at.offset, width, value, &mut line) {
             device.notifications += 1;
-            is_due = device.kind.work(around, &mut line);
+            is_due = device.work(around, &mut line);
         }
         device.set_line(at.transport, line, around);
         drop(device);
@@ -197,33 +226,42 @@ impl VirtioDevices {
     }
 
     /// A piece of the I/O task's work: I1 to I3.
-    pub(crate) fn work(&self, around: Around<'_>) -> Progress {
+    ///
+    /// # Errors
+    ///
+    /// A device cannot go on.
+    pub(crate) fn work(&self, around: Around<'_>) -> Result<Progress, CannotGoOn> {
         let _turn = self.turn.lock();
         if around.vm.has_stopped() {
-            return Progress::Finished;
+            return Ok(Progress::Finished);
         }
         let mut progress = Progress::Finished;
         for (number, slot) in self.slots.iter().enumerate() {
             if !slot.waker.take() {
                 continue;
             }
+            if slot.has_failed.swap(false, Ordering::Relaxed) {
+                return Err(CannotGoOn(number));
+            }
             let mut device = slot.device.lock();
             let mut line = device.level;
-            if device.kind.work(around, &mut line) {
+            if device.work(around, &mut line) {
                 slot.waker.note();
                 progress = Progress::More;
             }
             device.set_line(number, line, around);
         }
-        progress
+        Ok(progress)
     }
 
     /// All devices are as after a reset. No vCPU has a turn, and neither has the task.
-    pub(crate) fn reset(&self, gic: &crate::gic::guest::GuestGic) {
+    pub(crate) fn reset(&self, gic: &crate::gic::guest::GuestGic, memory: &GuestMemory<EnginePlatform>) {
         for (number, slot) in self.slots.iter().enumerate() {
             let mut device = slot.device.lock();
             let mut line = false;
             device.kind.reset(&mut line);
+            device.waits.forget(memory);
+            slot.has_failed.store(false, Ordering::Relaxed);
             device.level = false;
             gic.set_shared(None, interrupt(number), false);
             // A far end may have something left, which it learns to forget at the next look.
@@ -245,10 +283,8 @@ impl VirtioDevices {
         }
         for slot in slots {
             let device = slot.device.lock();
-            sums[0] += device.notifications;
-            for (sum, count) in sums[1..].iter_mut().zip(device.kind.counts()) {
-                *sum += count;
-            }
+            let counts = [device.notifications, device.waits.count].into_iter().chain(device.kind.counts());
+            sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
         }
         for ((group, name), sum) in COUNTS.iter().zip(sums) {
             each(group, name, sum);
@@ -256,9 +292,10 @@ impl VirtioDevices {
     }
 }
 
-/// The counts of a guest's devices, in the order of [`Kind::counts`], after the notifications.
-const COUNTS: [(&str, &str); 10] = [
+/// The counts of a guest's devices, in the order of [`Kind::counts`], after those that all have.
+const COUNTS: [(&str, &str); OF_ALL + OF_KIND] = [
     ("virtio", "notifications"),
+    ("virtio", "pages_awaited"),
     ("disk", "requests"),
     ("disk", "bytes_read"),
     ("disk", "bytes_written"),
@@ -270,7 +307,23 @@ const COUNTS: [(&str, &str); 10] = [
     ("net", "frames_dropped"),
 ];
 
+/// The counts that all devices have, and those that depend on the kind.
+const OF_ALL: usize = 2;
+const OF_KIND: usize = 9;
+
 impl Device {
+    /// V3, with the steps of [`absent`]. Returns whether there is more to do now.
+    fn work(&mut self, around: Around<'_>, line: &mut impl InterruptLine) -> bool {
+        let ram = Ram::new(around.vm.memory());
+        let is_due = self.kind.work(around, &ram, line);
+        let (memory, met) = (ram.memory(), ram.into_absent());
+        if !met.is_empty() {
+            self.waits.ask(memory, &met);
+            around.vm.pages_asked_for();
+        }
+        is_due
+    }
+
     /// V4.
     fn set_line(&mut self, transport: usize, level: bool, around: Around<'_>) {
         if self.level != level {
@@ -300,18 +353,18 @@ impl Kind {
         }
     }
 
-    /// V3. Returns whether there is more to do.
-    fn work(&mut self, around: Around<'_>, line: &mut impl InterruptLine) -> bool {
-        let ram = Ram(around.vm.memory());
+    /// V3. Returns whether there is more to do now.
+    fn work(&mut self, around: Around<'_>, ram: &Ram<'_>, line: &mut impl InterruptLine) -> bool {
         let next = match self {
-            Self::Disk(disk) => disk.work(&ram, line),
-            Self::Card(card) => card.work(&ram, line),
-            Self::Console(console) => console::work(console, around.vm, &ram, line),
-            Self::Random(random) => random::work(random, around.vm, &ram, line),
+            Self::Disk(disk) => disk.work(ram, line),
+            Self::Card(card) => card.work(ram, line),
+            Self::Console(console) => console::work(console, around.vm, ram, line),
+            Self::Random(random) => random::work(random, around.vm, ram, line),
         };
         match next {
-            Next::Idle => false,
-            Next::Again | Next::Absent(_) => true,
+            // The page's arrival is an event of its own.
+            Next::Idle | Next::Absent(_) => false,
+            Next::Again => true,
             Next::Broken(fault) => {
                 around.vm.refused(format_args!("a virtio driver broke a rule: {fault}"));
                 // What the far end holds of before is an orphan now.
@@ -329,7 +382,7 @@ impl Kind {
         }
     }
 
-    fn counts(&self) -> [u64; COUNTS.len() - 1] {
+    fn counts(&self) -> [u64; OF_KIND] {
         match self {
             Self::Disk(disk) => {
                 let disk::Counts { requests, read, written, errors } = disk.counts;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use twofold_launch::devices::{Backing, Devices, Disk, Network, Part};
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
+use twofold_launch::swap::{Mode, Swap};
 use twofold_launch::{Driver, GuestSettings, Outcome, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
@@ -142,6 +143,20 @@ pub fn boots(guests: &Guests, kernel: Kernel) -> anyhow::Result<()> {
     {
         has_line(&outcome, |line| line.contains(words)).with_context(|| format!("no {words:?}"))?;
     }
+    Ok(())
+}
+
+/// A guest with four times the memory that the machine gives it boots, and fio verifies its disk: its buffers, and the queue,
+/// leave memory.
+pub fn in_few_pages(guests: &Guests) -> anyhow::Result<()> {
+    let debian = guests.debian()?;
+    let script = format!("{VERIFY}! dmesg | grep -i 'i/o error'\n");
+    let guest = guests.guest(debian, "pages", guests.disk(debian, "pages")?, &script)?;
+    let swap = Swap { resident: 64 << 20, delay: Duration::from_micros(100), mode: Mode::Off };
+    let outcome = guests.run(vec![GuestSettings { memory: 256 << 20, swap: Some(swap), ..guest }])?;
+    has_line(&outcome, |line| line.contains("fio: verified"))?;
+    let awaited = outcome.control.report.get("virtio.pages_awaited").context("no figure virtio.pages_awaited")?;
+    ensure!(awaited > 0, "no page was awaited");
     Ok(())
 }
 

@@ -59,6 +59,7 @@ type Test = fn(&Guests) -> anyhow::Result<()>;
 
 const TESTS: &[(&str, Depth, Test)] = &[
     ("debian_boots_to_a_login_and_verifies_a_disk", Depth::Quick, |guests| debian::boots(guests, Kernel::DEFAULT)),
+    ("debian_in_a_quarter_of_its_memory_verifies_a_disk", Depth::Full, debian::in_few_pages),
     ("a_disk_is_clean_after_power_off", Depth::Full, debian::boots_again),
     ("what_was_synced_survives_a_cut", Depth::Full, cut::survives),
     ("guests_talk_to_each_other_and_to_the_host", Depth::Full, network::talk),

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The suite `vm`: guests with four times the memory that the machine gives them at a time.
 
+use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use twofold_launch::devices::{Backing, Devices, Disk, Network, Part};
 use twofold_launch::swap::{Mode, Swap};
 use twofold_launch::{GuestSettings, Outcome};
 
@@ -59,6 +61,36 @@ pub fn linux(machines: &Machines, mode: Mode, cpus: u32) -> anyhow::Result<()> {
     let guest = GuestSettings { swap: Some(swap), ..machines.linux("guest", cpus, 1)? };
     let outcome = machines.checked(vec![guest], Clock::Real)?;
     linux::no_complaints(&outcome)
+}
+
+/// The buffers of virtio devices are in pages that have left: two guests write a disk in memory and a file of the host, read
+/// them back, and exchange frames.
+pub fn buffers(machines: &Machines, resident: u64) -> anyhow::Result<()> {
+    const SIZE: u64 = 5 << 20;
+    let directory = tempfile::tempdir()?;
+    let mut guests = Vec::new();
+    for name in ["one", "two"] {
+        let path = directory.path().join(name);
+        fs::write(&path, vec![0; SIZE as usize]).context("cannot write a disk")?;
+        let disk = |backing| Disk { backing, part: Part::default(), is_read_only: false };
+        let devices = Devices {
+            disks: vec![disk(Backing::Memory(SIZE)), disk(Backing::File(path))],
+            nets: vec![Network::Inner],
+            ..Devices::default()
+        };
+        let swap = Swap { resident, delay: Duration::from_micros(100), mode: Mode::Off };
+        let bare = machines.bare(name, 1, &format!("buffers={SIZE}"));
+        guests.push(GuestSettings { devices, swap: Some(swap), ..bare });
+    }
+    let outcome = machines.checked(guests, Clock::Real)?;
+    let console = outcome.console.tail(usize::MAX);
+    let count = |end: &str| console.iter().filter(|line| line.ends_with(end)).count();
+    ensure!(count("and back") == 6, "a device did not do all:\n{}", console.join("\n"));
+    let stat = |key: &str| outcome.control.report.get(key).with_context(|| format!("no figure {key}"));
+    let (awaited, errors) = (stat("virtio.pages_awaited")?, stat("disk.errors")?);
+    // Each buffer had left when its disk was to write or to read it.
+    ensure!(awaited >= SIZE / 4096 && errors == 0, "{awaited} pages were awaited, and {errors} requests failed");
+    Ok(())
 }
 
 fn run(
