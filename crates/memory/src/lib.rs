@@ -77,6 +77,7 @@ pub mod dirty;
 mod fault;
 mod frame_of;
 mod frames;
+mod give_up;
 mod guest;
 mod guest_fault;
 mod preallocated;
@@ -88,6 +89,7 @@ pub mod swap;
 
 pub use answer::{Answer, Done};
 pub use frames::{Frames, HUGE_PAGE};
+pub use give_up::GivenUp;
 pub use guest::{Counts, Error, GuestMemory, Pages};
 pub use guest_fault::GuestFault;
 pub use shared::SharedFrames;

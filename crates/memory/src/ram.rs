@@ -288,6 +288,20 @@ impl Ram {
         Ok(())
     }
 
+    /// The huge page at `ipa` was never touched, if all its pages are kept one by one and read as zero: returns their
+    /// states.
+    pub(crate) fn end_singles(&mut self, ipa: Ipa) -> Option<Singles> {
+        let index = self.index(ipa);
+        let huge_page = &mut self.parts[index / PART].as_mut()?[index % PART];
+        match core::mem::take(huge_page) {
+            HugePage { frames: Backing::Singles(singles), .. } if singles.are_zero() => Some(singles),
+            other => {
+                *huge_page = other;
+                None
+            }
+        }
+    }
+
     /// The first page from `ipa` on, inside the slot, that has a frame and no I/O in flight.
     pub(crate) fn next_with_frame(&self, ipa: Ipa) -> Option<Ipa> {
         let mut at = ipa.max(self.slot.start);

@@ -231,7 +231,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// L5: the page has left without I/O, unless a CPU waits for it. `kept` is its good copy; without one, it is zero.
-    fn gone(&self, swap: &Swap, leaving: &Leaving<'_>, run: Run, kept: Option<Kept>) -> WrittenOut {
+    pub(super) fn gone(&self, swap: &Swap, leaving: &Leaving<'_>, run: Run, kept: Option<Kept>) -> WrittenOut {
         let page = (leaving.page, run);
         let is_needed = self.settle(swap, leaving.ram, page, |is_needed, run, memory| match (is_needed, kept) {
             (true, kept) => leaving.back(memory.lent(leaving.page, run), kept),

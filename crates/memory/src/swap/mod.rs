@@ -118,6 +118,20 @@
 //!
 //! A write-out task that cannot free frames ends the waiting of pokes, too ([`fail_waiting`](crate::GuestMemory::fail_waiting)).
 //!
+//! # A page is given up
+//!
+//! The guest has no use for the page's content: its balloon has the page, or it reports the page as free
+//! ([`give_up`](crate::GuestMemory::give_up)).
+//!
+//! * X1: under the backing's lock, look at the state. *Leaving* and *arriving*: come back later. *Absent*: make the state
+//!   *zero*, unlock, and discard the place. What waited for the page goes on at B5.
+//! * X2: a page that has a frame leaves by L1 and L2: no CPU can reach it any more.
+//! * X3: L5 with the state *zero*. The place of its copy is discarded. If an entry waits for the page, it stays *present*.
+//! * X4: when all pages of a huge page are given up at once, and all are *zero*, the huge page was never touched: the next
+//!   touch may make it whole again.
+//!
+//! Nothing is read or written, so no I/O is begun. The pages are in a running dirty log afterwards.
+//!
 //! # Copies
 //!
 //! A page that was read, or was needed again while it was written, keeps its place: a *copy*. It is mapped read-only for
@@ -151,6 +165,7 @@ mod attach;
 mod clock;
 mod fault;
 mod generations;
+mod give_up;
 mod leave;
 mod limit;
 mod peek;

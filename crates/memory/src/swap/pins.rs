@@ -5,7 +5,7 @@
 
 use alloc::vec::Vec;
 
-use twofold_stage2::Ipa;
+use twofold_stage2::{Ipa, IpaRange};
 
 /// The pinned pages of a slot.
 #[derive(Default)]
@@ -38,6 +38,12 @@ impl Pins {
     /// Whether the page is pinned.
     pub(crate) fn has(&self, page: Ipa) -> bool {
         self.find(page).is_ok()
+    }
+
+    /// Whether a page of this range is pinned.
+    pub(crate) fn any_in(&self, range: &IpaRange) -> bool {
+        let first = self.0.partition_point(|(page, _)| *page < range.start);
+        self.0.get(first).is_some_and(|(page, _)| *page < range.end)
     }
 
     /// How many pages are pinned.

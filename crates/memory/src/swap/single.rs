@@ -83,6 +83,11 @@ impl Singles {
         &mut self.0[number % PAGES as usize]
     }
 
+    /// Whether no page has a frame or a place.
+    pub(crate) fn are_zero(&self) -> bool {
+        self.iter().all(|page| matches!(page, Page::Zero))
+    }
+
     pub(crate) fn into_pages(self) -> impl Iterator<Item = Page> {
         self.0.into_iter()
     }

@@ -70,6 +70,34 @@ fn a_guest_stops_at_its_limit_and_another_goes_on() {
     assert_eq!(on_cpu(&mut one).fault(at(3), Translation, Write), Err(Error::NoFrames { ipa: at(3) }));
 }
 
+/// A running guest gives up huge pages: another guest may have them. A part of one stays.
+#[test]
+fn what_a_guest_gives_up_goes_to_all() {
+    let (machine, shared) = share(PLAIN, 7);
+    let free = || shared.free(&machine.platform());
+    let (mut one, _) = sharing(&machine, &shared, 4 * 512, 3);
+    let reached: Vec<Pa> = (0..3).map(|huge_page| one.reach(at(huge_page) + PAGE, Write)).collect();
+    one.memory.write(at(1) + PAGE, &[0x5e; 64]).unwrap();
+    assert_eq!(free(), 3);
+    machine.events();
+    let given = one.memory.give_up(at(0) + 511 * PAGE..at(2) + PAGE).unwrap();
+    assert_eq!((given.end, given.frames), (at(2) + PAGE, 512));
+    let flushed = |event: &Event| matches!(event, Event::Tlbi(Tlbi::VmallE1Is | Tlbi::VmallS12E1Is, _));
+    assert!(machine.events().iter().any(flushed));
+    assert_eq!((free(), one.walk(at(1) + PAGE)), (4, None));
+    assert!([0, 2].iter().all(|huge_page| one.walk(at(*huge_page) + PAGE).is_some()));
+    let (mut two, _) = sharing(&machine, &shared, 3 * 512, 2);
+    // Its tables got what the other one had, or its RAM does.
+    let zeroes = vec![0; PAGE as usize];
+    for huge_page in 0..2 {
+        machine.check_page(on_cpu(&mut two).reach(at(huge_page) + PAGE, Read), &zeroes);
+    }
+    // Touched again, the huge page reads as zero.
+    let again = on_cpu(&mut one).reach(at(1) + PAGE, Read);
+    machine.check_page(again, &zeroes);
+    assert_ne!(again, reached[1]);
+}
+
 #[test]
 fn what_an_ended_guest_had_is_flushed_before_and_zeroed_after() {
     for features in [PLAIN, FORCED] {

@@ -12,6 +12,7 @@ mod machine;
 mod ahead;
 mod copies;
 mod generations;
+mod given_up;
 mod leaving;
 mod limits;
 mod mapped;

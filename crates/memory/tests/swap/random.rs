@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use twofold_memory::Pages;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
-use twofold_memory::swap::{Peek, Peeked, Pinned, PinnedFor};
+use twofold_memory::swap::{Located, Peek, Peeked, Pinned, PinnedFor};
 use twofold_stage2::fault::AccessKind;
 
 use crate::machine::Host;
@@ -68,7 +68,7 @@ impl World {
 
     fn step(&self) {
         let (rig, page) = (&self.rig, self.page());
-        match self.below(40) {
+        match self.below(42) {
             0..8 => {
                 if rig.try_write(page).is_ok() {
                     self.dirty.borrow_mut().insert(page);
@@ -98,6 +98,7 @@ impl World {
             36 => rig.memory.unmap(rig.slot, ipa(page)..ipa((page + 20).min(COUNT))).unwrap(),
             37 => self.pin(page),
             38..40 => self.log(),
+            40..42 => self.give_up(page),
             _ => {}
         }
         let used = rig.memory.frame_use();
@@ -117,6 +118,17 @@ impl World {
             rig.store.finish_write(&*rig.memory, self.below(writes) as usize, result);
         } else if reads > 0 {
             rig.store.finish_read(&*rig.memory, self.below(reads) as usize, result);
+        }
+    }
+
+    /// The guest gives up some pages, or a huge page. What it gave up reads as zero.
+    fn give_up(&self, page: u64) {
+        let (rig, count) = (&self.rig, 1 + self.below(20));
+        let pages = if self.below(4) == 0 { 0..512 } else { page..(page + count).min(COUNT) };
+        let _ = rig.memory.give_up(ipa(pages.start)..ipa(pages.end));
+        for page in pages.filter(|page| rig.located(*page) == Located::Zero && rig.expected(*page) != 0) {
+            rig.expect(page, 0);
+            self.dirty.borrow_mut().insert(page);
         }
     }
 
