@@ -6,11 +6,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use arbitrary::{Result, Unstructured};
+use twofold_devices::virtio::balloon::Pages;
 use twofold_devices::virtio::block::{Disk, DiskConfig, DiskError, Full, Operation, Tag};
 use twofold_devices::virtio::console::Terminal;
 use twofold_devices::virtio::net::Port;
 use twofold_devices::virtio::rng::Entropy;
-use twofold_devices::virtio::{Block, Console, Model, Net, Next, Rng, Virtio};
+use twofold_devices::virtio::{Balloon, Block, Console, Model, Net, Next, Rng, Virtio};
 use twofold_devices::{GuestRam, RamError, Width};
 
 use crate::any;
@@ -21,8 +22,8 @@ const PAGE: u64 = 0x1000;
 const SECTORS: u64 = 64;
 const STATUS: u64 = 0x70;
 const NEEDS_RESET: u64 = 64;
-/// The most accesses of memory in one poll: 16 chains in each direction, of 64 descriptors and 64 buffers.
-const ACCESSES: usize = 2 * 16 * (2 * 64 + 16);
+/// The most accesses of memory in one poll: 16 chains in each of three queues, of 64 descriptors and 64 buffers.
+const ACCESSES: usize = 3 * 16 * (2 * 64 + 16);
 
 /// Bytes are refused as a state, or are the state of the device that they make. No access panics. A device reaches no
 /// memory that is not RAM, and a bounded amount of it in one poll. The line is InterruptStatus. A device that needs a
@@ -34,10 +35,11 @@ pub fn virtio(data: &[u8]) {
 
 fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let disk = DiskConfig { sectors: SECTORS, is_read_only: u.arbitrary()?, id: [b'x'; 20] };
-    match u.int_in_range(0..=3)? {
+    match u.int_in_range(0..=4)? {
         0 => drive(u, || Block::new(disk), FakeDisk::default()),
         1 => drive(u, || Console::new(80, 25), Wire::default()),
         2 => drive(u, || Net::new([2; 6]), Wire::default()),
+        3 => drive(u, Balloon::new, Wire::default()),
         _ => drive(u, Rng::new, Wire::default()),
     }
 }
@@ -87,7 +89,7 @@ fn drive<M: Model, F: FarEnd<M>>(u: &mut Unstructured<'_>, fresh: impl Fn() -> V
             }
             7..=8 => {
                 // A chain becomes available.
-                let queue = u.int_in_range(0..=1)?;
+                let queue = u.int_in_range(0..=2)?;
                 let ring = BASE + 4 * PAGE + queue * PAGE;
                 let index = ram.peek16(ring + 2);
                 let head: u16 = u.int_in_range(0..=17)?;
@@ -135,10 +137,10 @@ fn start<M: Model>(u: &mut Unstructured<'_>, device: &mut Virtio<M>, line: &mut 
     {
         set(offset, value);
     }
-    for queue in 0..2 {
+    for queue in 0..3 {
         set(0x30, queue);
         set(0x38, 16);
-        for (offset, page) in [(0x80, 0), (0x90, 4), (0xa0, 6)] {
+        for (offset, page) in [(0x80, 0), (0x90, 4), (0xa0, 7)] {
             set(offset, BASE + (page + queue) * PAGE);
         }
         set(0x44, 1);
@@ -298,6 +300,28 @@ impl Wire {
     }
 }
 
+impl Pages for Wire {
+    fn inflate(&mut self, page: u64, _: bool) -> core::result::Result<bool, RamError> {
+        assert!(page.is_multiple_of(PAGE));
+        let is_ram = (BASE..BASE + SIZE).contains(&page);
+        let has_room = self.room > 0;
+        self.room = self.room.saturating_sub(1);
+        if is_ram { Ok(has_room) } else { Err(RamError::NotRam(page)) }
+    }
+
+    fn deflate(&mut self, page: u64) {
+        assert!(page.is_multiple_of(PAGE));
+    }
+
+    fn report(&mut self, address: u64, length: u32) -> core::result::Result<u32, RamError> {
+        assert!(length > 0 && address.checked_add(length.into()).is_some());
+        self.room = self.room.saturating_sub(1);
+        Ok(if self.room > 0 { length } else { 1 })
+    }
+
+    fn forget(&mut self) {}
+}
+
 impl Terminal for Wire {
     fn output(&mut self, bytes: &[u8]) -> usize {
         let taken = self.room.min(bytes.len());
@@ -365,6 +389,18 @@ impl FarEnd<<Console as Of>::Model> for Wire {
             device.resize(u.arbitrary()?, u.arbitrary()?, line);
         }
         self.change(u)
+    }
+}
+
+impl FarEnd<<Balloon as Of>::Model> for Wire {
+    fn poll(&mut self, device: &mut Balloon, ram: &Ram, line: &mut bool) -> Next {
+        device.poll(ram, self, line)
+    }
+
+    fn happen(&mut self, u: &mut Unstructured<'_>, device: &mut Balloon, _: &Ram, line: &mut bool) -> Result<()> {
+        self.change(u)?;
+        device.ask_for(u.arbitrary()?, line);
+        Ok(())
     }
 }
 

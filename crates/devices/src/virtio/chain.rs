@@ -125,6 +125,18 @@ impl Chain {
         self.segments().skip(self.readable.into()).map(|segment| segment.length).sum()
     }
 
+    /// What the device may write from its byte `offset` on, up to the end of the segment; `None` behind the last byte.
+    pub fn writable_at(&self, offset: u32) -> Option<Segment> {
+        let mut before = offset;
+        self.segments().skip(self.readable.into()).find_map(|Segment { address, length }| {
+            let Some(left) = length.checked_sub(before).filter(|left| *left > 0) else {
+                before -= length;
+                return None;
+            };
+            Some(Segment { address: address + u64::from(before), length: left })
+        })
+    }
+
     /// Copies what the device may read, from its byte `offset` on. The caller has checked that there are as many bytes.
     pub fn read(&self, ram: &impl GuestRam, offset: u32, bytes: &mut [u8]) -> Result<(), RamError> {
         let mut left = bytes;

@@ -88,7 +88,7 @@ impl Console {
 
     /// Moves bytes in both directions.
     pub fn poll(&mut self, ram: &impl GuestRam, terminal: &mut impl Terminal, line: &mut impl InterruptLine) -> Next {
-        self.work(ram, line, |model, [receive, transmit], features| {
+        self.work(ram, line, |model, [receive, transmit, ..], features| {
             // A page that one direction waits for does not stop the other.
             let sent = model.send(transmit, features, ram, terminal);
             let received = model.receive(receive, features, ram, terminal);

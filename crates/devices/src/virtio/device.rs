@@ -8,7 +8,7 @@ use super::layout::{feature, interrupt};
 use super::next::{Next, Stop};
 use super::queue::Queue;
 use super::state::{Reader, Writer};
-use super::transport::{Identity, QUEUES, Transport, Written};
+use super::transport::{CONFIG, Identity, QUEUES, Transport, Written};
 use crate::access::Width;
 use crate::line::InterruptLine;
 use crate::ram::GuestRam;
@@ -35,6 +35,9 @@ pub trait Model {
 
     /// A byte of its configuration space.
     fn config(&self, offset: u64) -> u8;
+
+    /// The driver writes a byte of its configuration space.
+    fn set_config(&mut self, _offset: u64, _byte: u8) {}
 
     /// The chains that it has taken from this queue are void.
     fn abandon(&mut self, queue: usize);
@@ -65,6 +68,11 @@ impl<M: Model> Virtio<M> {
 
     /// The guest writes. If the result is true, the embedder polls the device: now, or later on any CPU.
     pub fn write(&mut self, offset: u64, width: Width, value: u64, line: &mut impl InterruptLine) -> bool {
+        if let Some(first) = offset.checked_sub(CONFIG) {
+            let bytes = value.to_le_bytes().into_iter().take(width.bytes() as usize);
+            (first..).zip(bytes).for_each(|(offset, byte)| self.model.set_config(offset, byte));
+            return false;
+        }
         let written = self.transport.write(self.identity(), offset, width, value);
         match written {
             Written::Nothing | Written::Notified => {}

@@ -4,7 +4,8 @@
 //! A device is registers and queues ([`Virtio`]) around a model. The embedder forwards the guest's accesses to
 //! [`Virtio::read`] and [`Virtio::write`], which touch no memory of the guest. The work is done by each device's `poll`:
 //! after a write that returns true, and when the far end has data, room or a completion. The far end is a trait of data
-//! in and data out, which never waits: [`block::Disk`], [`console::Terminal`], [`net::Port`], [`rng::Entropy`].
+//! in and data out, which never waits: [`block::Disk`], [`console::Terminal`], [`net::Port`], [`rng::Entropy`],
+//! [`balloon::Pages`].
 //!
 //! # Invariants
 //!
@@ -23,6 +24,7 @@
 //!
 //! The order of accesses, in labelled steps, heads `queue.rs`.
 
+pub mod balloon;
 pub mod block;
 mod chain;
 pub mod console;
@@ -36,6 +38,7 @@ mod snapshot;
 mod state;
 mod transport;
 
+pub use balloon::Balloon;
 pub use block::Block;
 pub use chain::SEGMENTS;
 pub use console::Console;

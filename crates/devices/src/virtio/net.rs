@@ -123,7 +123,7 @@ impl Net {
 
     /// Moves frames in both directions.
     pub fn poll(&mut self, ram: &impl GuestRam, port: &mut impl Port, line: &mut impl InterruptLine) -> Next {
-        self.work(ram, line, |model, [receive, transmit], features| {
+        self.work(ram, line, |model, [receive, transmit, ..], features| {
             // A page that one direction waits for does not stop the other.
             let sent = model.send(transmit, features, ram, port);
             let received = model.receive(receive, features, ram, port);

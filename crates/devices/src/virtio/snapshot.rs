@@ -12,7 +12,7 @@
 //! | 2 | 0 |
 //! | 8 | the features that the driver accepted |
 //! | 4 each | DeviceFeaturesSel, DriverFeaturesSel, QueueSel, ConfigGeneration |
-//! | 40 each | two queues; one that the device lacks is 0 |
+//! | 40 each | three queues; one that the device lacks is 0 |
 //! | | the model's part, described in its file |
 //!
 //! A queue:

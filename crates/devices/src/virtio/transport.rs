@@ -23,10 +23,10 @@ use super::queue::{Queue, SIZE_MAX};
 use crate::access::Width;
 
 /// The most queues of a device.
-pub(super) const QUEUES: usize = 2;
+pub(super) const QUEUES: usize = 3;
 
 /// Where the configuration space begins.
-const CONFIG: u64 = 0x100;
+pub(super) const CONFIG: u64 = 0x100;
 
 /// The registers of a device, and its queues.
 #[derive(Clone, Debug)]

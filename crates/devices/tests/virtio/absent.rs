@@ -6,6 +6,7 @@ use twofold_devices::RamError;
 use twofold_devices::virtio::block::DataError;
 use twofold_devices::virtio::{Net, Next, Rng};
 
+use crate::balloon;
 use crate::block::{ALL, STATUS_AT, Setup, request};
 use crate::console::{Wire, console};
 use crate::driver::{Board, DATA};
@@ -161,6 +162,26 @@ fn random_bytes_may_be_lost_and_buffers_are_not() {
         let came = absent.end(&board.ram);
         let used = [board.collect(&mut queue), board.collect(&mut queue)];
         ((used, board.line), came)
+    });
+}
+
+#[test]
+fn a_balloon_loses_nothing() {
+    at_each_access(|absent| {
+        let mut board = balloon::balloon();
+        let [mut inflate, mut deflate, mut report] = balloon::start(&mut board, ALL);
+        board.ram.poke(DATA, &balloon::numbers((0..200).map(|page| page * 4096)));
+        board.offer(&mut inflate, &[(DATA, 301, false), (DATA + 301, 499, false)], false);
+        board.offer(&mut deflate, &[(DATA + 8, 8, false)], true);
+        board.offer(&mut report, &[(DATA + 0x1000, 0x3000, true), (DATA + 0x8000, 0x1000, true)], true);
+        let mut taken = balloon::Taken::default();
+        absent.begin(&board.ram);
+        settle(|| board.device.poll(&board.ram, &mut taken, &mut board.line));
+        let came = absent.end(&board.ram);
+        let used = [board.collect(&mut inflate), board.collect(&mut deflate), board.collect(&mut report)];
+        // The order among the queues may be another one.
+        taken.moves.sort_unstable();
+        ((used, taken.moves, taken.reported, board.line), came)
     });
 }
 

@@ -3,6 +3,7 @@
 //! pages come and go.
 
 mod absent;
+mod balloon;
 mod block;
 mod console;
 mod disk;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Our numbers and layouts are those of the crate `virtio-spec`, which has them from the specification.
 
-use twofold_devices::virtio::{Block, Console, Net, console, layout, net};
+use twofold_devices::virtio::{Balloon, Block, Console, Net, console, layout, net};
 use virtio_spec::{DeviceStatus, F, Id, blk, virtq};
 
 use crate::block::ALL;
@@ -36,6 +36,10 @@ fn features() {
     let screen = virtio_spec::console::F::SIZE.bits().to_ne();
     assert_eq!(u128::from(console::feature::SIZE), screen);
     assert_eq!(u128::from(offered(Board::new(Console::new(1, 1)))), screen | common.bits().to_ne());
+    let balloon = virtio_spec::balloon::F::MUST_TELL_HOST
+        | virtio_spec::balloon::F::DEFLATE_ON_OOM
+        | virtio_spec::balloon::F::PAGE_REPORTING;
+    assert_eq!(u128::from(offered(Board::new(Balloon::new()))), balloon.bits().to_ne() | common.bits().to_ne());
     assert_eq!(u128::from(net::feature::MAC), virtio_spec::net::F::MAC.bits().to_ne());
     // And those of the tests' driver.
     let all = F::EVENT_IDX.bits().to_ne() | F::INDIRECT_DESC.bits().to_ne();
@@ -49,6 +53,7 @@ fn kinds_status_and_requests() {
     assert_eq!(Board::new(Block::new(config(false))).get(8), device(Id::Block));
     assert_eq!(Board::new(Console::new(1, 1)).get(8), device(Id::Console));
     assert_eq!(Board::new(twofold_devices::virtio::Rng::new()).get(8), device(Id::Rng));
+    assert_eq!(Board::new(Balloon::new()).get(8), device(Id::Balloon));
     let needs = DeviceStatus::DEVICE_NEEDS_RESET.bits();
     assert_eq!(driver::NEEDS_RESET, needs.into());
     let flow = DeviceStatus::ACKNOWLEDGE | DeviceStatus::DRIVER | DeviceStatus::FEATURES_OK;

@@ -3,8 +3,9 @@
 //! restored device goes on alike is part of the random tests of each model.
 
 use twofold_devices::StateError;
-use twofold_devices::virtio::{Block, Console, Model, Net, Next, Rng, Virtio};
+use twofold_devices::virtio::{Balloon, Block, Console, Model, Net, Next, Rng, Virtio};
 
+use crate::balloon::balloon;
 use crate::block::{ALL, Setup};
 use crate::console::{Wire, console};
 use crate::disk::config;
@@ -32,7 +33,7 @@ fn refused(state: &[u8]) -> StateError {
 #[test]
 fn states_that_no_disk_has_are_refused() {
     let state = busy_disk();
-    let (row, queues) = (32, 2 * 40);
+    let (row, queues) = (32, 3 * 40);
     let model = row + queues;
     let first = model + 16 + 16;
     assert_eq!(Block::new(config(false)).with_state(&state).map(|disk| disk.interrupt()), Ok(false));
@@ -107,7 +108,7 @@ fn states_of_the_others() {
     let mut wire = Wire { room: 30, ..Wire::new() };
     assert_eq!(board.device.poll(&board.ram, &mut wire, &mut board.line), Next::Idle);
     let state = board.state();
-    let model = 32 + 80;
+    let model = 32 + 3 * 40;
     assert_eq!(state.len(), model + 4 + 4 + 12);
     for (offset, value, error) in [
         (model, 100, "a chain is being sent that has left"),
@@ -145,9 +146,10 @@ fn any_bytes_are_refused_or_kept() {
     }
     let disk = busy_disk();
     let (console_state, net) = (console().state(), Board::new(Net::new([2; 6])).state());
+    let balloon = balloon().state();
     with_seeds(3000, |random| {
-        let states = [&disk, &console_state, &net];
-        let mut state = states[random.below(3) as usize].clone();
+        let states = [&disk, &console_state, &net, &balloon];
+        let mut state = states[random.below(4) as usize].clone();
         for _ in 0..1 + random.below(3) {
             let at = random.below(state.len() as u64) as usize;
             state[at] = if random.one_in(2) { random.next() as u8 } else { state[at] ^ 1 << random.below(8) };
@@ -156,5 +158,6 @@ fn any_bytes_are_refused_or_kept() {
         check(Console::new(80, 25), &state);
         check(Net::new([2; 6]), &state);
         check(Rng::new(), &state);
+        check(Balloon::new(), &state);
     });
 }
