@@ -289,6 +289,7 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
         if let Some(path) = selected.disks.get(&guest.name) {
             guest.devices = Devices {
                 has_random: true,
+                has_balloon: true,
                 disks: vec![Disk { backing: Backing::File(path.clone()), part: Part::default(), is_read_only: false }],
                 nets: vec![Network::User { forwards: Vec::new() }],
                 ..Devices::default()

@@ -74,8 +74,10 @@ pub mod devices {
     pub const CONSOLE: u32 = 1 << 0;
     /// A source of random bytes.
     pub const RANDOM: u32 = 1 << 1;
+    /// A memory balloon.
+    pub const BALLOON: u32 = 1 << 2;
     /// All bits that have a meaning.
-    pub const ALL: u32 = CONSOLE | RANDOM;
+    pub const ALL: u32 = CONSOLE | RANDOM | BALLOON;
 }
 
 /// Values of [`Disk::kind`], and bits of [`Disk::flags`].

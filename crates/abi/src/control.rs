@@ -38,6 +38,7 @@
 //! | `virtio.notifications` | writes by which guests asked a virtio device for work; these rows are there if a guest has such a device |
 //! | `virtio.pages_awaited` | requests of a virtio device for a page of its guest that was in the store |
 //! | `disk.requests`, `.bytes_read`, `.bytes_written`, `.errors` | requests that disks have completed, and those with an error |
+//! | `virtio.frames_given_up`, `balloon.pages` | frames that became free because their guest gave them up; pages that are in a balloon now, as the driver says |
 //! | `net.frames_sent`, `.bytes_sent`, `.frames_received`, `.bytes_received`, `.frames_dropped` | frames of network cards; dropped: for want of room in the card's queue, or sent with an address that is another's |
 //! | `heap.grown` | bytes of EL2's heap in use beyond those at the guest's first entry |
 //! | `el2_instructions.total` | instructions retired at EL2 from the guest's first entry; only with [`COUNT`](crate::bundle::flags::COUNT) |

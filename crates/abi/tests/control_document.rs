@@ -64,6 +64,7 @@ fn kinds_and_numbers_are_the_documented_ones() {
             (command::DIRTY.into(), "dirty"),
             (command::SPLIT.into(), "split"),
             (command::COALESCE.into(), "coalesce"),
+            (command::BALLOON.into(), "balloon"),
         ],
     );
     numbers(

@@ -178,6 +178,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Refused { calls } => lifecycle::refused(calls)?,
         Program::Virtio { frames } => virtio::run(&memory, frames)?,
         Program::Buffers { bytes } => virtio::buffers::run(&memory, bytes)?,
+        Program::Balloon { bytes } => virtio::balloon::run(&memory, bytes)?,
         Program::Failing { rounds } => virtio::failing::run(&memory, rounds)?,
         Program::Shrinking => virtio::failing::shrinking(&memory)?,
         Program::Ranges => virtio::ranges::run(&memory)?,

@@ -74,6 +74,8 @@ pub enum Program<'a> {
     Virtio { frames: u64 },
     /// `buffers=SIZE`: uses disks and cards with buffers all over `SIZE` bytes of RAM.
     Buffers { bytes: u64 },
+    /// `balloon=SIZE`: gives up `SIZE` bytes of RAM.
+    Balloon { bytes: u64 },
     /// `storm=ROUNDS`: breaks the rules of virtio devices, and then uses them as it should.
     Storm { rounds: u64, seed: u64 },
     /// `failing=ROUNDS`: writes and reads disks of which requests fail.
@@ -163,6 +165,7 @@ impl<'a> Program<'a> {
                 }),
                 "virtio" => Self::Virtio { frames: number(key, value)? },
                 "buffers" => Self::Buffers { bytes: size(value).ok_or(Failure::Size { key, value })? },
+                "balloon" => Self::Balloon { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "storm" => Self::Storm { rounds: number(key, value)?, seed: seed(arguments)? },
                 "failing" => Self::Failing { rounds: number(key, value)? },
                 "shrinking" => Self::Shrinking,

@@ -210,6 +210,13 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
             Err(why) => Err(why),
         },
         Command::Continue => on_each(named, Vm::go_on),
+        Command::Balloon(mebibytes) => {
+            match on_each(named, |vm| vm.keep(u64::from(mebibytes) << 20)) {
+                Ok(()) => done(asked),
+                Err(why) => refuse(asked, Reason::State, format_args!("{why}")),
+            }
+            return None;
+        }
         Command::Reset => on_each(named, Vm::reset_by_command),
         Command::Quit => {
             let mut quit: ArrayVec<Quit<'_>, { twofold_abi::bundle::VCPUS_MAX as usize }> = ArrayVec::new();

@@ -39,6 +39,15 @@ impl<'a> Ram<'a> {
         self.absent.into_inner()
     }
 
+    /// Gives up the whole pages of this range. Returns how many of its bytes were dealt with, and how many frames are free
+    /// now. The rest is left for a later call, because this CPU is needed elsewhere.
+    pub(crate) fn give_up(&self, start: u64, length: u64) -> Result<(u64, u64), RamError> {
+        let end = start.checked_add(length).ok_or(RamError::NotRam(start))?;
+        let given = self.memory.give_up(Ipa::new(start)..Ipa::new(end)).map_err(|error| self.why(start, &error))?;
+        let is_all = given.end >= Ipa::new(end).align_down(PAGE);
+        Ok((if is_all { length } else { given.end.raw() - start }, given.frames))
+    }
+
     /// A device has no other use for memory that cannot be backed than for memory that is not there.
     #[cold]
     fn why(&self, address: u64, error: &Error) -> RamError {
@@ -51,6 +60,9 @@ impl<'a> Ram<'a> {
         RamError::Absent(page.raw())
     }
 }
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 
 impl GuestRam for Ram<'_> {
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), RamError> {

@@ -200,8 +200,12 @@ fn record(guests: &[GuestSettings], number: usize, Parts { kernel, initrd, firmw
     name[..guest.name.len()].copy_from_slice(guest.name.as_bytes());
     let mut command_line = [0; COMMAND_LINE_MAX + 1];
     command_line[..guest.command_line.len()].copy_from_slice(guest.command_line.as_bytes());
-    let Devices { has_console, has_random, disks, nets } = &guest.devices;
-    let bit = |is_set: &bool, bit| if *is_set { bit } else { 0 };
+    let Devices { has_console, has_random, has_balloon, disks, nets } = &guest.devices;
+    let bits = [
+        (has_console, bundle::devices::CONSOLE),
+        (has_random, bundle::devices::RANDOM),
+        (has_balloon, bundle::devices::BALLOON),
+    ];
     let mut disk: [bundle::Disk; DISKS_MAX] = FromZeros::new_zeroed();
     for (place, record) in disk.iter_mut().enumerate().take(disks.len()) {
         *record = devices::disk(guests, number, place);
@@ -223,7 +227,7 @@ fn record(guests: &[GuestSettings], number: usize, Parts { kernel, initrd, firmw
         initrd_size: initrd.size.into(),
         firmware_offset: firmware.offset.into(),
         firmware_size: firmware.size.into(),
-        devices: (bit(has_console, bundle::devices::CONSOLE) | bit(has_random, bundle::devices::RANDOM)).into(),
+        devices: bits.iter().map(|(is_set, bit)| if **is_set { *bit } else { 0 }).sum::<u32>().into(),
         disks: (disks.len() as u32).into(),
         nets: (nets.len() as u32).into(),
         disk,

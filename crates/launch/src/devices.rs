@@ -30,6 +30,8 @@ pub struct Devices {
     pub has_console: bool,
     /// A source of random bytes.
     pub has_random: bool,
+    /// A memory balloon, by which the guest also reports memory that it does not use.
+    pub has_balloon: bool,
     /// Its disks, at most [`DISKS_MAX`](bundle::DISKS_MAX).
     pub disks: Vec<Disk>,
     /// The network of each of its cards, at most [`NETS_MAX`](bundle::NETS_MAX).

@@ -10,6 +10,7 @@ use twofold_abi::channel::Command;
 use crate::hub::Hub;
 use crate::sample::word;
 use crate::session::Answer;
+use crate::size::Size;
 
 /// The commands that the monitor carries out.
 pub const HELP: &str = "\
@@ -22,6 +23,7 @@ dirty [GUEST]        how many pages it wrote since the log started, or was last 
 dirty stop [GUEST]   stops the log; what it has split stays split
 split [GUEST]        splits the blocks that map its RAM into pages
 coalesce [GUEST]     makes blocks of pages again, where all of a block was touched, and no log runs
+balloon SIZE [GUEST] asks it to keep this much of its memory, such as 256M, and to give up the rest
 quit [GUEST]         ends the guest; without a name, all guests, and so the machine
 help                 this text
 Without a name, a command is for the guest whose console this is.
@@ -32,6 +34,11 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
     let mut words = line.split_whitespace().peekable();
     let Some(name) = words.next() else { return String::new() };
     let part = if name == "dirty" { words.next_if(|word| matches!(*word, "start" | "stop")) } else { None };
+    let kept = match if name == "balloon" { words.next() } else { None }.map(mebibytes) {
+        Some(Err(why)) => return format!("balloon: {why}\n"),
+        Some(Ok(kept)) => Some(kept),
+        None => None,
+    };
     let named = match (words.next(), words.next()) {
         (_, Some(more)) => {
             return format!("{more:?} is too much: give a command and at most one guest; `help` has all\n");
@@ -53,6 +60,10 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
         ("dirty", None) => Command::Dirty,
         ("split", _) => Command::Split,
         ("coalesce", _) => Command::Coalesce,
+        ("balloon", _) => match kept {
+            Some(kept) => Command::Balloon(kept),
+            None => return "balloon: give the memory that the guest is to keep, such as 256M\n".to_owned(),
+        },
         ("quit", _) => Command::Quit,
         _ => return format!("there is no command {name:?}; `help` has all\n"),
     };
@@ -65,6 +76,14 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
         },
         Err(why) => format!("{name}: {why}\n"),
     }
+}
+
+/// A size as a number of MiB.
+fn mebibytes(text: &str) -> Result<u32, String> {
+    const MEBIBYTE: u64 = 1 << 20;
+    let bytes = text.parse::<Size>()?.bytes();
+    let count = u32::try_from(bytes / MEBIBYTE).ok().filter(|count| *count < 1 << 24);
+    count.filter(|_| bytes.is_multiple_of(MEBIBYTE)).ok_or_else(|| format!("{text}: give a multiple of 1M, below 16T"))
 }
 
 /// What a command found in a guest.
@@ -121,6 +140,12 @@ mod tests {
         assert!(said("dirty start mail").contains("there is no guest mail"));
         assert!(said("dirty stop web now").contains("\"now\" is too much"));
         assert!(said("split start").contains("there is no guest start"));
+        assert!(said("balloon").contains("give the memory that the guest is to keep"));
+        assert!(said("balloon much").contains("balloon: give a number of bytes"), "{}", said("balloon much"));
+        assert!(said("balloon 1K").contains("give a multiple of 1M"));
+        assert!(said("balloon 1M mail").contains("there is no guest mail"));
+        assert_eq!(mebibytes("2G"), Ok(2048));
+        assert_eq!(command(&ended, 0, "balloon 1M web"), format!("balloon: {}\n", crate::session::SessionError::Ended));
         for line in ["stop", "dirty", "dirty start", "dirty stop web", "split", "coalesce web"] {
             let (name, _) = line.split_once(" web").unwrap_or((line, ""));
             assert_eq!(command(&ended, 0, line), format!("{name}: {}\n", crate::session::SessionError::Ended));

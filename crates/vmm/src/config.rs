@@ -164,7 +164,7 @@ impl<'a> Config<'a> {
         }
         let devices = record.devices.get();
         if devices & !bundle::devices::ALL != 0 {
-            return Err(number("as its devices", devices.into(), "0 to 3"));
+            return Err(number("as its devices", devices.into(), "0 to 7"));
         }
         Ok(Self {
             kernel: part(file, "kernel", record.kernel_offset.get(), record.kernel_size.get())?,

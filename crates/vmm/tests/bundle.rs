@@ -74,7 +74,7 @@ fn devices_are_read() {
 fn devices_that_are_not_possible_are_refused() {
     type Change = fn(&mut Guest);
     let cases: [(Change, &str); 16] = [
-        (|guest| guest.devices.set(4), "asks for 4 as its devices"),
+        (|guest| guest.devices.set(8), "asks for 8 as its devices"),
         (|guest| guest.disks.set(5), "asks for 5 disks: 4 at most"),
         (|guest| guest.nets.set(u32::MAX), "network cards: 4 at most"),
         (|guest| guest.disk[0].kind.set(3), "--disk 1: it is of no known kind"),

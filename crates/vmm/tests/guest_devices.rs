@@ -152,7 +152,9 @@ fn networks_have_the_ports_of_their_cards_and_uplinks() {
     assert_eq!(device_memory(&guests), (Switch::memory(3) + Switch::memory(1)) as u64 + 3 * DEVICE_MEMORY);
     let disks = [memory_disk(8), host_disk("a", (0, 0), true)];
     let guests = [guest("one", &kernel, &disks, &[], bundle::devices::ALL)];
-    assert_eq!(device_memory(&guests), 3 * DEVICE_MEMORY + HOST_DISK_MEMORY);
+    // The balloon has a bit for each page.
+    let bits = guests[0].config.memory.div_ceil(8 * 4096);
+    assert_eq!(device_memory(&guests), 4 * DEVICE_MEMORY + HOST_DISK_MEMORY + bits);
     assert_eq!(device_memory(&[]), 0);
 }
 
@@ -162,7 +164,7 @@ fn each_device_has_a_node_in_the_order_of_the_transports() {
     let kernel = image();
     let (disks, nets) = ([memory_disk(8), memory_disk(16)], [net(1, 0, NO_UPLINK)]);
     let all = guest("one", &kernel, &disks, &nets, bundle::devices::ALL);
-    for (guest, count) in [(all, 5), (guest("two", &kernel, &[], &[], 0), 0)] {
+    for (guest, count) in [(all, 6), (guest("two", &kernel, &[], &[], 0), 0)] {
         let layout = Layout::new(&guest.config).unwrap();
         let blob = device_tree::build(&guest.config, &layout, &[0]);
         let tree = Fdt::new(&blob).unwrap();

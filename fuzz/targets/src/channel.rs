@@ -59,7 +59,12 @@ fn session(data: &[u8]) {
                 command.figure(command.guest(), "dirty.found", data.len() as u64, &session, &mut answers);
                 command.done(&session, &mut answers);
             }
-            Command::Continue | Command::Reset | Command::Quit | Command::DirtyStart | Command::DirtyStop => {
+            Command::Balloon(_)
+            | Command::Continue
+            | Command::Reset
+            | Command::Quit
+            | Command::DirtyStart
+            | Command::DirtyStop => {
                 command.done(&session, &mut answers);
             }
         }

@@ -75,6 +75,8 @@ pub enum Command {
     Split,
     /// Make blocks of the guest's RAM, and send how many.
     Coalesce,
+    /// Ask the guest to keep this many MiB of its memory, below 2^24, and to give up the rest.
+    Balloon(u32),
 }
 
 /// Why a frame is refused.
@@ -211,9 +213,9 @@ impl<'a> ToHypervisor<'a> {
             }
             kind::COMMAND => {
                 let row: wire::Command = row(frame)?;
-                let reserved = row.reserved.iter().fold(0, |any, &byte| any | byte);
-                check("a reserved field", reserved, reserved == 0)?;
-                Self::Command { request: request(row.request)?, command: Command::from_number(row.command)? }
+                let [low, middle, high] = row.argument;
+                let argument = u32::from_le_bytes([low, middle, high, 0]);
+                Self::Command { request: request(row.request)?, command: Command::from_numbers(row.command, argument)? }
             }
             kind::INPUT => Self::Input(bytes(frame)?),
             kind::OUTPUT_CREDIT => Self::OutputCredit(credit(frame)?),
@@ -238,8 +240,9 @@ impl<'a> ToHypervisor<'a> {
                 writer.write(kind::HELLO, guest, row.as_bytes(), &[])
             }
             Self::Command { request, command } => {
-                let row =
-                    wire::Command { request: request.into(), command: command.number(), reserved: Default::default() };
+                let (command, argument) = command.numbers();
+                let [low, middle, high, _] = argument.to_le_bytes();
+                let row = wire::Command { request: request.into(), command, argument: [low, middle, high] };
                 writer.write(kind::COMMAND, guest, row.as_bytes(), &[])
             }
             Self::Input(bytes) => writer.write(kind::INPUT, guest, &[], bytes),
@@ -350,9 +353,54 @@ macro_rules! numbers {
     };
 }
 
-numbers!(Command: u8, "the command", Statistics = command::STATISTICS, Stop = command::STOP,
-    Continue = command::CONTINUE, Reset = command::RESET, Quit = command::QUIT, DirtyStart = command::DIRTY_START,
-    DirtyStop = command::DIRTY_STOP, Dirty = command::DIRTY, Split = command::SPLIT, Coalesce = command::COALESCE);
+/// The commands without an argument.
+const PLAIN: [(u8, Command); 10] = [
+    (command::STATISTICS, Command::Statistics),
+    (command::STOP, Command::Stop),
+    (command::CONTINUE, Command::Continue),
+    (command::RESET, Command::Reset),
+    (command::QUIT, Command::Quit),
+    (command::DIRTY_START, Command::DirtyStart),
+    (command::DIRTY_STOP, Command::DirtyStop),
+    (command::DIRTY, Command::Dirty),
+    (command::SPLIT, Command::Split),
+    (command::COALESCE, Command::Coalesce),
+];
+
+impl Command {
+    /// All of them; those with an argument, with one that is possible.
+    pub const ALL: &[Self] = &[
+        Self::Statistics,
+        Self::Stop,
+        Self::Continue,
+        Self::Reset,
+        Self::Quit,
+        Self::DirtyStart,
+        Self::DirtyStop,
+        Self::Dirty,
+        Self::Split,
+        Self::Coalesce,
+        Self::Balloon(0x01_0203),
+    ];
+
+    /// Its number and its argument.
+    fn numbers(self) -> (u8, u32) {
+        match self {
+            Self::Balloon(mebibytes) => (command::BALLOON, mebibytes),
+            plain => (PLAIN.iter().find(|(_, command)| *command == plain).map_or(u8::MAX, |(number, _)| *number), 0),
+        }
+    }
+
+    fn from_numbers(number: u8, argument: u32) -> Result<Self, MessageError> {
+        if number == command::BALLOON {
+            return Ok(Self::Balloon(argument));
+        }
+        check("the argument", argument, argument == 0)?;
+        let found = PLAIN.iter().find(|(plain, _)| *plain == number).map(|(_, command)| *command);
+        found.ok_or(MessageError::Field { field: "the command", value: number.into() })
+    }
+}
+
 numbers!(Reason: u16, "the reason", Version = reason::VERSION, Malformed = reason::MALFORMED, Kind = reason::KIND,
     Guest = reason::GUEST, State = reason::STATE, Busy = reason::BUSY, Credit = reason::CREDIT,
     Failed = reason::FAILED);

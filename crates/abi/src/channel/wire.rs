@@ -91,6 +91,8 @@ pub mod command {
     pub const SPLIT: u8 = 8;
     /// Make blocks of the guest's pages.
     pub const COALESCE: u8 = 9;
+    /// Ask the guest to keep this much of its memory. The argument is in MiB.
+    pub const BALLOON: u8 = 10;
 }
 
 /// Values of [`Refusal::reason`].
@@ -181,8 +183,8 @@ pub struct Command {
     pub request: U32,
     /// One of [`command`].
     pub command: u8,
-    /// 0.
-    pub reserved: [u8; 3],
+    /// A number (little-endian), if the command has one; otherwise 0.
+    pub argument: [u8; 3],
 }
 
 /// The payload of [`kind::OUTPUT_CREDIT`] and [`kind::INPUT_CREDIT`].

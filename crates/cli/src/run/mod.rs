@@ -26,8 +26,8 @@ use config::Config;
 /// What `--help` has at its end.
 pub const HELP: &str = "\
 On a terminal every key goes to the guest, Ctrl-C too. Ctrl-] opens the monitor: stat, stop, cont, reset, dirty, split,
-coalesce, quit, attach NAME, help. `twofold attach NAME` connects another terminal, `twofold stat` shows figures. Without a
-terminal, Ctrl-C ends the run.
+coalesce, balloon, quit, attach NAME, help. `twofold attach NAME` connects another terminal, `twofold stat` shows figures.
+Without a terminal, Ctrl-C ends the run.
 
 Examples:
   twofold run --kernel Image --initrd root.cpio --append rdinit=/bin/sh

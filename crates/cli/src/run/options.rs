@@ -144,8 +144,8 @@ impl Options {
             cpus: 1,
             pages: self.pages.map_or(Pages::Auto, Pages::from),
             flags: flags::CONSOLES | if self.restart { flags::RESTART } else { 0 },
-            // Random bytes for the guest's first keys.
-            devices: Devices { has_random: true, ..Devices::default() },
+            // Random bytes for the guest's first keys; a balloon, so that memory that it does not use is the machine's.
+            devices: Devices { has_random: true, has_balloon: true, ..Devices::default() },
             swap: None,
             test: None,
             policies: Policies::default(),

@@ -11,8 +11,8 @@ use twofold_launch::sample::Sample;
 
 /// It does not count anything.
 const FREQUENCY: &str = "counter.frequency";
-/// The group of what is now, and does not count.
-const LEAVES: &str = "leaves";
+/// The groups of what is now, and does not count.
+const OF_NOW: [&str; 2] = ["leaves", "balloon"];
 
 /// The text.
 pub fn text(sample: &Sample) -> String {
@@ -51,7 +51,7 @@ pub fn text(sample: &Sample) -> String {
         groups.entry(group).or_default().insert(name);
     }
     for (group, names) in groups {
-        let (kind, suffix) = if group == LEAVES { ("gauge", "") } else { ("counter", "_total") };
+        let (kind, suffix) = if OF_NOW.contains(&group) { ("gauge", "") } else { ("counter", "_total") };
         let _ = writeln!(text, "# TYPE twofold_{group} {kind}");
         let _ = writeln!(text, "# HELP twofold_{group} The figures {group}.* of a guest (docs/stat.md).");
         for guest in guests {

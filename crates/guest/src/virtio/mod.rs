@@ -4,8 +4,9 @@
 //! Transports are looked for at all of their places. A disk that may be written is written and read back, and reset with
 //! requests in flight. Random bytes have to differ. A card exchanges frames with that of another guest, which runs
 //! the same program: the one whose address is lower asks, and the other answers ([`net`]). With 0 frames the cards are left
-//! alone. [`buffers`] spreads buffers over much RAM, [`storm`] is a driver that breaks the rules, [`failing`] uses disks that report errors, and [`ranges`] discards.
+//! alone. [`buffers`] spreads buffers over much RAM, [`balloon`] gives RAM up, [`storm`] is a driver that breaks the rules, [`failing`] uses disks that report errors, and [`ranges`] discards.
 
+pub mod balloon;
 pub mod buffers;
 mod disk;
 mod dma;
@@ -37,6 +38,10 @@ pub enum Failure {
     Driver(usize, virtio_drivers::Error),
     #[error("the disk of transport {0} has at sector {1} what was not written there")]
     Content(usize, usize),
+    #[error("there is no balloon")]
+    NoBalloon,
+    #[error("the page at {0:#x} has {1:#x}")]
+    Page(u64, u64),
     #[error("the random bytes are {0:x?}")]
     Random([u8; 16]),
     #[error("a frame came with the number {0}, and {1} is next")]

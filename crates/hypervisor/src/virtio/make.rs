@@ -15,6 +15,7 @@ use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::EntityId;
 use twofold_vmm::switch::{PortId, Switch};
 
+use super::balloon::Balloon;
 use super::card::Card;
 use super::disk::{Backing, Disk};
 use super::host::{BUFFER, HostCard, HostDisk, TRANSFERS, Waker};
@@ -159,6 +160,9 @@ impl Supplies {
                 log!("guest {name:?}: the CPUs have no source of random numbers, so its device for them has no bytes");
             }
             all.push((Kind::Random(Rng::new()), Waker::new(task)));
+        }
+        if config.devices & devices::BALLOON != 0 {
+            all.push((Kind::Balloon(Box::new(Balloon::new(config.memory))), Waker::new(task)));
         }
         Ok(VirtioDevices::new(Some(task), all))
     }

@@ -6,7 +6,7 @@
 //! | this one | the transports, the locks, and which CPU does a device's work |
 //! | `disk`, `memory_disk`, `machine_disk` | a disk and its requests; in memory; on a disk of the machine |
 //! | `card` | a network card |
-//! | `console`, `random` | the virtio console; random bytes |
+//! | `console`, `random`, `balloon` | the virtio console; random bytes; memory that the guest gives up |
 //! | `absent` | the absent pages that a device waits for |
 //! | [`make`] | the devices that a bundle asks for |
 //! | [`host`] | what the machine's disks and cards have to do for those of guests |
@@ -45,6 +45,7 @@
 //! If the page that a device waits for cannot come, the guest cannot go on: the I/O task says so, as a vCPU would.
 
 mod absent;
+mod balloon;
 mod card;
 mod console;
 mod disk;
@@ -69,6 +70,7 @@ use twofold_vmm::scheduler::EntityId;
 
 use self::absent::Waits;
 pub(crate) use self::absent::waiters;
+use self::balloon::Balloon;
 use self::card::Card;
 use self::disk::Disk;
 use self::host::Waker;
@@ -128,6 +130,8 @@ pub(crate) enum Kind {
     Console(Box<Console>),
     /// Random bytes.
     Random(Rng),
+    /// A memory balloon.
+    Balloon(Box<Balloon>),
 }
 
 /// What a device's work needs of its guest.
@@ -187,6 +191,21 @@ impl VirtioDevices {
         if let Some(task) = self.task {
             schedule::wake(task);
         }
+    }
+
+    /// Asks the guest to keep this number of bytes of its RAM. Returns whether it has a balloon.
+    pub(crate) fn keep(&self, bytes: u64, around: Around<'_>) -> bool {
+        let mut found = false;
+        for (number, slot) in self.slots.iter().enumerate() {
+            let mut device = slot.device.lock();
+            let mut line = device.level;
+            if let Kind::Balloon(balloon) = &mut device.kind {
+                balloon.keep(bytes, &mut line);
+                found = true;
+            }
+            device.set_line(number, line, around);
+        }
+        found
     }
 
     /// F1 for the virtio console, if there is one: it has input, or room.
@@ -305,11 +324,13 @@ const COUNTS: [(&str, &str); OF_ALL + OF_KIND] = [
     ("net", "frames_received"),
     ("net", "bytes_received"),
     ("net", "frames_dropped"),
+    ("balloon", "pages"),
+    ("virtio", "frames_given_up"),
 ];
 
 /// The counts that all devices have, and those that depend on the kind.
 const OF_ALL: usize = 2;
-const OF_KIND: usize = 9;
+const OF_KIND: usize = 11;
 
 impl Device {
     /// V3, with the steps of [`absent`]. Returns whether there is more to do now.
@@ -340,6 +361,7 @@ impl Kind {
             Self::Card(card) => card.net.read(offset, width),
             Self::Console(console) => console.read(offset, width),
             Self::Random(random) => random.read(offset, width),
+            Self::Balloon(balloon) => balloon.device.read(offset, width),
         }
     }
 
@@ -350,6 +372,7 @@ impl Kind {
             Self::Card(card) => card.net.write(offset, width, value, line),
             Self::Console(console) => console.write(offset, width, value, line),
             Self::Random(random) => random.write(offset, width, value, line),
+            Self::Balloon(balloon) => balloon.device.write(offset, width, value, line),
         }
     }
 
@@ -360,6 +383,7 @@ impl Kind {
             Self::Card(card) => card.work(ram, line),
             Self::Console(console) => console::work(console, around.vm, ram, line),
             Self::Random(random) => random::work(random, around.vm, ram, line),
+            Self::Balloon(balloon) => balloon.work(ram, line),
         };
         match next {
             // The page's arrival is an event of its own.
@@ -379,6 +403,7 @@ impl Kind {
             Self::Card(card) => card.reset(line),
             Self::Console(console) => console.reset(line),
             Self::Random(random) => random.reset(line),
+            Self::Balloon(balloon) => balloon.device.reset(line),
         }
     }
 
@@ -386,12 +411,13 @@ impl Kind {
         match self {
             Self::Disk(disk) => {
                 let disk::Counts { requests, read, written, errors } = disk.counts;
-                [requests, read, written, errors, 0, 0, 0, 0, 0]
+                [requests, read, written, errors, 0, 0, 0, 0, 0, 0, 0]
             }
             Self::Card(card) => {
                 let (card::Counts { sent, bytes_sent, received, bytes_received }, dropped) = card.counts();
-                [0, 0, 0, 0, sent, bytes_sent, received, bytes_received, dropped]
+                [0, 0, 0, 0, sent, bytes_sent, received, bytes_received, dropped, 0, 0]
             }
+            Self::Balloon(balloon) => [0, 0, 0, 0, 0, 0, 0, 0, 0, balloon.device.actual().into(), balloon.given_up],
             Self::Console(_) | Self::Random(_) => [0; _],
         }
     }

@@ -2,6 +2,9 @@
 //! What a launcher's commands do to a guest, by the steps of [`life`](crate::life). The guest's life decides first: a command
 //! that does not fit it has no effect.
 
+use core::fmt;
+
+use twofold_abi::channel::GuestState;
 use twofold_abi::exit;
 use twofold_vmm::life::{NotNow, State};
 use twofold_vmm::restart::Why;
@@ -9,10 +12,23 @@ use twofold_vmm::restart::Why;
 use super::Vm;
 use crate::restart::Guest;
 use crate::schedule;
+use crate::virtio::Around;
 
 /// A guest that a command has ended.
 #[must_use = "the guest is still counted as one that runs"]
 pub(crate) struct Quit<'a>(&'a Vm);
+
+/// Why a guest cannot be asked for its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NoBalloon {
+    has_ended: bool,
+}
+
+impl fmt::Display for NoBalloon {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.has_ended { "the guest does not run" } else { "the guest has no balloon" })
+    }
+}
 
 impl Quit<'_> {
     /// If it was the last guest, this reports, and exits.
@@ -74,6 +90,15 @@ impl Vm {
     pub(crate) fn reset_by_command(&self) -> Result<(), NotNow> {
         self.life.change(|life, _| life.reset())?;
         self.begin_anew(Why::ColdReset);
+        Ok(())
+    }
+
+    /// The command to keep this number of bytes of RAM.
+    pub(crate) fn keep(&self, bytes: u64) -> Result<(), NoBalloon> {
+        let has_ended = matches!(self.state(), GuestState::Off | GuestState::Failed | GuestState::Reset);
+        if has_ended || !self.devices.virtio.keep(bytes, Around { vm: self, here: None }) {
+            return Err(NoBalloon { has_ended });
+        }
         Ok(())
     }
 

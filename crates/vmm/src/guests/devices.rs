@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use twofold_abi::bundle::{self, NETWORKS_MAX, disk};
+use twofold_abi::bundle::{self, NETWORKS_MAX, devices, disk};
 
 use super::{Guest, HUGE_PAGE, Why};
 use crate::switch::{Plug, Switch};
@@ -78,6 +78,12 @@ pub const HOST_DISK_MEMORY: u64 = 256 << 10;
 /// Bytes of EL2's heap that any other virtio device takes at most, beside its network.
 pub const DEVICE_MEMORY: u64 = 64 << 10;
 
+/// Bytes of EL2's heap in which a balloon keeps the pages that it has: a bit for each page.
+fn balloon_memory(guest: &Guest<'_>) -> u64 {
+    let has_one = guest.config.devices & devices::BALLOON != 0;
+    if has_one { guest.config.memory.div_ceil(8 * 4096) } else { 0 }
+}
+
 /// Bytes of EL2's heap that all virtio devices of these guests and their networks take at most.
 #[must_use]
 pub fn device_memory(guests: &[Guest<'_>]) -> u64 {
@@ -85,7 +91,8 @@ pub fn device_memory(guests: &[Guest<'_>]) -> u64 {
     let networks: u64 = ports.filter(|ports| *ports > 0).map(|ports| Switch::memory(ports) as u64).sum();
     let of_guest = |guest: &Guest<'_>| {
         let hosts = guest.config.disks.iter().filter(|disk| disk.kind.get() == disk::HOST).count() as u64;
-        hosts * HOST_DISK_MEMORY + (guest.config.virtio_devices() as u64 - hosts) * DEVICE_MEMORY
+        let others = guest.config.virtio_devices() as u64 - hosts;
+        hosts * HOST_DISK_MEMORY + others * DEVICE_MEMORY + balloon_memory(guest)
     };
     networks + guests.iter().map(of_guest).sum::<u64>()
 }

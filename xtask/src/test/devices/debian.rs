@@ -146,14 +146,16 @@ pub fn boots(guests: &Guests, kernel: Kernel) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A store, and few pages that stay.
+const IN_FEW_PAGES: Swap = Swap { resident: 64 << 20, delay: Duration::from_micros(100), mode: Mode::Off };
+
 /// A guest with four times the memory that the machine gives it boots, and fio verifies its disk: its buffers, and the queue,
 /// leave memory.
 pub fn in_few_pages(guests: &Guests) -> anyhow::Result<()> {
     let debian = guests.debian()?;
     let script = format!("{VERIFY}! dmesg | grep -i 'i/o error'\n");
     let guest = guests.guest(debian, "pages", guests.disk(debian, "pages")?, &script)?;
-    let swap = Swap { resident: 64 << 20, delay: Duration::from_micros(100), mode: Mode::Off };
-    let outcome = guests.run(vec![GuestSettings { memory: 256 << 20, swap: Some(swap), ..guest }])?;
+    let outcome = guests.run(vec![GuestSettings { memory: 256 << 20, swap: Some(IN_FEW_PAGES), ..guest }])?;
     has_line(&outcome, |line| line.contains("fio: verified"))?;
     let awaited = outcome.control.report.get("virtio.pages_awaited").context("no figure virtio.pages_awaited")?;
     ensure!(awaited > 0, "no page was awaited");

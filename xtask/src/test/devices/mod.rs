@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`debian`] | the guest, and scripts that it runs at its first login |
 //! | [`cut`] | the power is cut while the guest writes |
+//! | [`memory`] | memory that a guest does not use |
 //! | [`network`] | guests that talk to each other, to the host, and to Redis's clients on both sides |
 //! | [`forgetful`], [`nbd`] | a store that forgets what was not flushed, and its server for QEMU |
 //!
@@ -14,6 +15,7 @@
 mod cut;
 mod debian;
 mod forgetful;
+mod memory;
 pub(super) mod nbd;
 mod network;
 
@@ -60,6 +62,10 @@ type Test = fn(&Guests) -> anyhow::Result<()>;
 const TESTS: &[(&str, Depth, Test)] = &[
     ("debian_boots_to_a_login_and_verifies_a_disk", Depth::Quick, |guests| debian::boots(guests, Kernel::DEFAULT)),
     ("debian_in_a_quarter_of_its_memory_verifies_a_disk", Depth::Full, debian::in_few_pages),
+    ("memory_that_debian_does_not_use_comes_back", Depth::Quick, |guests| memory::comes_back(guests, None)),
+    ("memory_that_debian_does_not_use_leaves_no_page_in_a_store", Depth::Full, |guests| {
+        memory::comes_back(guests, Some(memory::IN_HALF_THE_MEMORY))
+    }),
     ("a_disk_is_clean_after_power_off", Depth::Full, debian::boots_again),
     ("what_was_synced_survives_a_cut", Depth::Full, cut::survives),
     ("guests_talk_to_each_other_and_to_the_host", Depth::Full, network::talk),

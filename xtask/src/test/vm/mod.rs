@@ -165,6 +165,8 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("pages::tasks_that_park_on_3_vcpus", Depth::Quick, |machines| pages::tasks(machines, Mode::Pv, 3, Clock::Real)),
     ("pages::buffers_of_virtio_devices", Depth::Quick, |machines| pages::buffers(machines, 1 << 20)),
     ("pages::buffers_of_virtio_devices_in_few_pages", Depth::Full, |machines| pages::buffers(machines, 64 << 10)),
+    ("pages::balloon", Depth::Quick, |machines| pages::balloon(machines, false)),
+    ("pages::balloon_beside_a_store", Depth::Quick, |machines| pages::balloon(machines, true)),
     ("pages::work_beside_faults", Depth::Full, pages::gains),
     ("pages::linux_off_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Off, 1)),
     ("pages::linux_off_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Off, 2)),

@@ -5,9 +5,12 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use twofold_abi::bundle::flags;
 use twofold_launch::devices::{Backing, Devices, Disk, Network, Part};
 use twofold_launch::swap::{Mode, Swap};
 use twofold_launch::{GuestSettings, Outcome};
+
+use twofold_workspace::output;
 
 use super::linux;
 use super::machines::{Clock, Machines};
@@ -92,6 +95,35 @@ pub fn buffers(machines: &Machines, resident: u64) -> anyhow::Result<()> {
     ensure!(awaited >= SIZE / 4096 && errors == 0, "{awaited} pages were awaited, and {errors} requests failed");
     Ok(())
 }
+
+/// A guest puts memory into its balloon, takes it out, and reports it: each page costs neither a frame nor a place
+/// afterwards. Without a store, the frames of whole huge pages are free.
+pub fn balloon(machines: &Machines, has_store: bool) -> anyhow::Result<()> {
+    const SIZE: u64 = 16 << 20;
+    let swap = Swap { resident: 8 << 20, delay: Duration::from_micros(10), mode: Mode::Off };
+    let guest = GuestSettings {
+        devices: Devices { has_balloon: true, ..Devices::default() },
+        swap: has_store.then_some(swap),
+        flags: flags::COUNT,
+        ..machines.bare("guest", 1, &format!("balloon={SIZE}"))
+    };
+    let outcome = machines.checked(vec![guest], Clock::Counted)?;
+    let console = outcome.console.tail(usize::MAX);
+    let line = format!("virtio: {} pages were given up twice", SIZE / 4096);
+    ensure!(console.contains(&line.as_str()), "no line {line:?}:\n{}", console.join("\n"));
+    let stat = |key: &str| outcome.control.report.get(key).with_context(|| format!("no figure {key}"));
+    let (given, masked) = (stat("virtio.frames_given_up")?, stat("longest_masked.virtio")?);
+    output::remark(&format!("{given} frames were given up, {masked} instructions with interrupts masked at most"));
+    // With a store, what has left has no frame to give up.
+    let expected = 2 * SIZE / 4096;
+    let is_right = if has_store { (1..=expected).contains(&given) } else { given == expected };
+    ensure!(is_right, "{given} frames were given up, and not {expected}");
+    ensure!(masked <= MASKED, "{masked} instructions with interrupts masked, and {MASKED} are the most");
+    Ok(())
+}
+
+/// The most instructions that EL2 executes with interrupts masked.
+const MASKED: u64 = 20_000;
 
 fn run(
     machines: &Machines,

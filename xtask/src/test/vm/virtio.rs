@@ -41,6 +41,7 @@ pub fn devices() -> Devices {
     Devices {
         has_console: true,
         has_random: true,
+        has_balloon: true,
         disks: vec![disk(3 << 20, false), disk(1 << 20, true)],
         nets: vec![Network::Inner],
     }
