@@ -82,6 +82,20 @@ fn a_huge_page_whose_pages_are_all_given_up_becomes_whole_again() {
     rig.end();
 }
 
+/// A pinned page of a whole huge page stays, and the others leave their states one by one.
+#[test]
+fn a_pinned_page_stays() {
+    let rig = Rig::new();
+    (0..512).for_each(|page| rig.write(page));
+    let pinned = rig.memory.pin(ipa(7)..ipa(8), PinnedFor::Reading).unwrap();
+    assert_eq!(give_up(&rig, 0..512), given(512, 511));
+    (0..512).filter(|page| *page != 7).for_each(|page| rig.expect(page, 0));
+    assert_eq!((rig.located(7), rig.located(8)), (Located::Present, Located::Zero));
+    rig.read(7);
+    rig.memory.unpin(pinned);
+    rig.end();
+}
+
 /// A page on its way is waited for, and then given up. What waits for the page goes on.
 #[test]
 fn a_page_in_flight_comes_first() {
