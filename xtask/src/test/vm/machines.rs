@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The guests of the suite, and how they are booted.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -12,7 +14,8 @@ use twofold_launch::{Devices, Driver, GuestSettings, Outcome, Pages, Qemu, machi
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::{self, Wanted};
-use twofold_workspace::{Workspace, build, install};
+use twofold_workspace::static_program::{self, Architecture, Profile};
+use twofold_workspace::{Workspace, build, commands, fetch, initramfs, install, linux_module};
 
 /// What the tests of the suite share.
 pub struct Machines {
@@ -20,6 +23,8 @@ pub struct Machines {
     qemu: Qemu,
     /// Debian's kernel and our initrd, or why they are not there.
     linux: Result<(PathBuf, PathBuf), String>,
+    /// What a Linux that runs commands has beside them, or why it is not there. Built once, for the first test.
+    programs: OnceLock<Result<BTreeMap<String, Vec<u8>>, String>>,
 }
 
 /// How a machine is booted.
@@ -40,7 +45,7 @@ impl Machines {
             true => Err("it is not fetched for a list".to_owned()),
             false => linux(workspace).map_err(|error| format!("{error:#}")),
         };
-        Ok(Self { workspace: workspace.clone(), qemu: install::qemu()?, linux })
+        Ok(Self { workspace: workspace.clone(), qemu: install::qemu()?, linux, programs: OnceLock::new() })
     }
 
     /// The checkout.
@@ -79,6 +84,20 @@ impl Machines {
         let command_line = format!("console=ttyAMA0 panic=-1 loglevel=5 twofold.stress={rounds} twofold.check");
         let bare = self.bare(name, cpus, &command_line);
         Ok(GuestSettings { kernel, initrd: Some(initrd), memory: 256 << 20, ..bare })
+    }
+
+    /// Debian's Linux, which runs these commands, and then powers off. It has the module of asynchronous page faults as
+    /// [`MODULE`], and `bm`. The name is that of its initramfs, too.
+    pub fn commanded(&self, name: &str, cpus: u32, commands: &[String]) -> anyhow::Result<GuestSettings> {
+        let programs = self.programs.get_or_init(|| programs(&self.workspace).map_err(|error| format!("{error:#}")));
+        let mut files = programs.clone().map_err(anyhow::Error::msg).context("the programs of a Linux are missing")?;
+        files.insert(commands::FILE.to_owned(), commands::lines(commands)?);
+        let linux = fetch::fetch(&self.workspace, false)?;
+        let initrd = format!("{name}.cpio");
+        let initrd = initramfs::make(&self.workspace, &initrd, initramfs::COMMANDS, &linux.busybox, &files)?;
+        // The same addresses in each run.
+        let bare = self.bare(name, cpus, "console=ttyAMA0 panic=-1 loglevel=5 nokaslr");
+        Ok(GuestSettings { kernel: linux.kernel, initrd: Some(initrd), memory: 256 << 20, ..bare })
     }
 
     /// Boots guests that have to pass their own checks and then power off.
@@ -129,6 +148,17 @@ impl Machines {
             image: Image::Plain,
         }
     }
+}
+
+/// The module in the guest.
+pub const MODULE: &str = "/modules/twofold-apf.ko";
+
+fn programs(workspace: &Workspace) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+    install::target(Architecture::Aarch64.target())?;
+    let bm = static_program::build(workspace, static_program::BM, Architecture::Aarch64, Profile::Release)?;
+    let module = linux_module::build(workspace)?.path;
+    let files = [("bin/bm", bm), (MODULE.trim_start_matches('/'), module)];
+    files.into_iter().map(|(name, path)| Ok((name.to_owned(), fs::read(path)?))).collect()
 }
 
 fn linux(workspace: &Workspace) -> anyhow::Result<(PathBuf, PathBuf)> {

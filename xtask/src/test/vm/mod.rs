@@ -3,6 +3,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | [`async_fault`] | a Linux that knows asynchronous page faults, by its module |
 //! | [`command`] | `twofold run`, with `attach` and `stat` from other processes |
 //! | [`consoles`] | consoles on the control channel: both directions, unread, and with launchers that come back |
 //! | [`firmware`] | a guest that starts in a firmware |
@@ -22,6 +23,7 @@
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
+mod async_fault;
 mod command;
 mod commands;
 mod consoles;
@@ -172,4 +174,12 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("pages::linux_off_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Off, 2)),
     ("pages::linux_halted_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 1)),
     ("pages::linux_halted_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 2)),
+    ("async_fault::linux_parks_tasks", Depth::Full, |machines| async_fault::parks(machines, 1, Clock::Counted)),
+    ("async_fault::linux_parks_tasks_on_2_vcpus", Depth::Quick, |machines| {
+        async_fault::parks(machines, 2, Clock::Real)
+    }),
+    ("async_fault::linux_gains", Depth::Full, async_fault::gains),
+    ("async_fault::the_module_comes_and_goes", Depth::Full, async_fault::comes_and_goes),
+    ("async_fault::vcpus_come_and_go", Depth::Full, async_fault::hotplug),
+    ("async_fault::parked_tasks_are_killed", Depth::Full, async_fault::killed),
 ];
