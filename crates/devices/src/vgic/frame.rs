@@ -9,8 +9,9 @@ use super::interface::CpuInterface;
 use super::intid::VcpuId;
 use crate::Width;
 
-/// A place in the interrupt controller's registers.
+/// A place in the interrupt controller's registers. Its tag is as wide as an offset, so that it is copied by words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Frame {
     /// An offset in the distributor.
     Distributor(u32),

@@ -72,15 +72,15 @@ impl<'a> Loaded<'a> {
         Self { vm, index, cpu, running, own, stats }
     }
 
-    /// V1, before T3, if pages of the guest may be absent. Returns the reason to leave, if the vCPU waits for one.
-    #[inline(always)]
-    pub(super) fn begins(&mut self) -> Option<Leave> {
-        if self.own.pages.is_some() { self.look_for_pages() } else { None }
-    }
-
     /// T3 and T4. Out of line: with anything else around it, the compiler keeps less of the fault path in registers.
     #[inline(never)]
     pub(super) fn run(&mut self) -> Leave {
+        // V1, if pages of the guest may be absent.
+        if self.own.pages.is_some()
+            && let Some(leave) = self.look_for_pages()
+        {
+            return leave;
+        }
         timer::arm_for_entry(self.first_due());
         loop {
             if let Some(leave) = self.turn() {

@@ -148,10 +148,7 @@ fn turn(
     cpu.until = until;
     let mut loaded = Loaded::new(vm, index, cpu, running, own, &slot.stats);
     // A guest that ended since `can_run` looked may not have seen this vCPU loaded, and so interrupts no CPU for it.
-    let leave = match vm.has_stopped() {
-        true => Leave::Stop,
-        false => loaded.begins().unwrap_or_else(|| loaded.run()),
-    };
+    let leave = if vm.has_stopped() { Leave::Stop } else { loaded.run() };
     loaded.put();
     let look = own.timers.look(registers, offset);
     let is_signalled = vm.devices().gic.unload(slot.id, look.lines, leave == Leave::Wait);
@@ -170,13 +167,11 @@ fn turn(
             Err(decision) => Next::Any(decision),
         };
     }
-    if leave == Leave::Page {
-        return Next::Any(pages::wait(vm, index, cpu, vcpu, look, offset));
-    }
     drop(vcpu);
     Next::Any(match leave {
         Leave::Preempted => cpu.next,
-        Leave::Wait | Leave::Page => schedule::pick(cpu.number),
+        Leave::Wait => schedule::pick(cpu.number),
+        Leave::Page => pages::wait(vm, slot, cpu, look),
         Leave::Stop => cpu.block_out_of_line(),
     })
 }

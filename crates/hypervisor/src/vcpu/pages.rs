@@ -7,7 +7,6 @@
 
 use alloc::boxed::Box;
 
-use spin::MutexGuard;
 use twofold_memory::async_fault::interrupts::{CpuInterface, Group, Interrupt};
 use twofold_memory::async_fault::{AbsentPage, Arrival, Context, Host, Mode, Next, Ticket, VcpuFaults, Wait};
 use twofold_memory::swap::Waiter;
@@ -21,7 +20,7 @@ use crate::schedule;
 use crate::schedule::cpu::ThisCpu;
 use crate::schedule::deadlines::Due;
 use crate::swap::Swap;
-use crate::vm::Vm;
+use crate::vm::{VcpuSlot, Vm};
 
 /// The absent pages of one vCPU.
 pub(super) struct Pages {
@@ -76,14 +75,10 @@ impl Pages {
 /// W4 and W5, for a vCPU that was unloaded because it waits. `look` is what its timers were then.
 #[cold]
 #[inline(never)]
-pub(super) fn wait(
-    vm: &Vm,
-    index: usize,
-    cpu: &mut ThisCpu,
-    mut vcpu: MutexGuard<'_, Vcpu>,
-    look: Look,
-    offset: u64,
-) -> Decision {
+pub(super) fn wait(vm: &Vm, slot: &VcpuSlot, cpu: &mut ThisCpu, look: Look) -> Decision {
+    let index = slot.id.index();
+    // The turn has not ended, so no other CPU has run the vCPU.
+    let mut vcpu = slot.state.lock();
     let Vcpu { registers, own } = &mut *vcpu;
     let (Some(swap), Some(pages)) = (vm.swap(), &own.pages) else { return schedule::pick(cpu.number) };
     let wakes_for_interrupts = pages.wait == Wait::PageOrInterrupt;
@@ -93,8 +88,8 @@ pub(super) fn wait(
         drop(vcpu);
         return schedule::pick(cpu.number);
     }
-    if wakes_for_interrupts && let Some(rise) = own.timers.next_rise(registers, look, offset) {
-        cpu.deadlines.set(Due::Vcpu(vm.vcpus[index].entity.index()), rise);
+    if wakes_for_interrupts && let Some(rise) = own.timers.next_rise(registers, look, vm.counter_offset()) {
+        cpu.deadlines.set(Due::Vcpu(slot.entity.index()), rise);
     }
     drop(vcpu);
     cpu.block_out_of_line()
