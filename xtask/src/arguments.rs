@@ -4,7 +4,6 @@
 //! Invariant: a value that these types accept is well-formed. The commands check whether it is possible.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use twofold_abi::bundle::WEIGHT_MAX;
@@ -12,7 +11,7 @@ use twofold_abi::virt::MAX_CPUS;
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::size::Size;
 use twofold_launch::spec::Spec;
-use twofold_launch::swap::{Mode, Swap};
+use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_launch::{Pages, machine};
 use twofold_workspace::guest::{Choice, Wanted};
 use twofold_workspace::static_program::Architecture;
@@ -154,16 +153,19 @@ pub struct RunOptions {
     /// Debian's Linux checks itself
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub memory: Size,
-    /// The most of the guest's memory that the machine holds at a time, as a size; the rest leaves to the store of --swap
-    #[arg(long, value_name = "SIZE", requires = "swap")]
+    /// The most of the guest's memory that the machine holds at a time; the rest leaves to the store of --swap. A multiple of 4K,
+    /// 64K at least for each vCPU. Default: all of it
+    #[arg(long, value_name = "SIZE")]
     pub resident: Option<Size>,
-    /// Where the guest's pages leave to: `memory`, a store in the machine's memory; `memory:10ms` or `memory:100us` lets each
-    /// transfer take that time
-    #[arg(long, value_name = "STORE", requires = "resident", value_parser = store)]
-    pub swap: Option<Duration>,
-    /// What a vCPU does while a page is absent
-    #[arg(long, value_enum, value_name = "MODE", default_value_t = AsyncFault::Off, requires = "swap")]
-    pub async_fault: AsyncFault,
+    /// Where the guest's pages leave to: FILE, a raw image that is overwritten, as large as the guest's memory and 2M; nbd:SOCKET,
+    /// an NBD server; `memory`, the machine's memory; memory:10ms or memory:100us lets each transfer take that time.
+    /// Default: memory
+    #[arg(long, value_name = "FILE|nbd:SOCKET|memory[:TIME]", requires = "resident")]
+    pub swap: Option<Store>,
+    /// What a vCPU does while a page is absent: `off` waits for it, `halt` takes interrupts meanwhile, with `pv` a guest that
+    /// knows how runs another task (docs/async-page-fault.md). Default: off
+    #[arg(long, value_name = "off|halt|pv", requires = "resident")]
+    pub async_fault: Option<Mode>,
     /// Number of vCPUs, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS)))]
     pub cpus: u32,
@@ -204,45 +206,11 @@ pub struct RunOptions {
     pub refresh: bool,
 }
 
-/// A mode of asynchronous page faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum AsyncFault {
-    /// It waits for the page
-    Off,
-    /// It waits for the page, or for an interrupt that it can take
-    Halt,
-    /// The guest runs another task, if it knows how
-    Pv,
-}
-
-impl From<AsyncFault> for Mode {
-    fn from(mode: AsyncFault) -> Self {
-        match mode {
-            AsyncFault::Off => Self::Off,
-            AsyncFault::Halt => Self::Halt,
-            AsyncFault::Pv => Self::Pv,
-        }
-    }
-}
-
-/// The delay of a store.
-fn store(text: &str) -> Result<Duration, String> {
-    let wrong = || "give `memory`, or `memory:` and a time such as 10ms or 100us".to_owned();
-    if text == "memory" {
-        return Ok(Duration::ZERO);
-    }
-    let time = text.strip_prefix("memory:").ok_or_else(wrong)?;
-    let unit = [("ms", 1000), ("us", 1)].into_iter().find_map(|(name, unit)| Some((time.strip_suffix(name)?, unit)));
-    let (digits, unit) = unit.ok_or_else(wrong)?;
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    Ok(Duration::from_micros(number.checked_mul(unit).ok_or_else(wrong)?))
-}
-
 impl RunOptions {
-    /// Returns the store of the first guest.
+    /// Returns the store for the first guest's pages.
     pub fn store(&self) -> Option<Swap> {
-        let (resident, delay) = (self.resident?.bytes(), self.swap?);
-        Some(Swap { resident, delay, mode: self.async_fault.into() })
+        let (resident, swap, async_fault) = (self.resident, self.swap.clone(), self.async_fault);
+        Spec { resident, swap, async_fault, ..Spec::default() }.swap()
     }
 
     /// Returns the first guest, which the options other than `--guest SPEC` describe.

@@ -228,7 +228,6 @@ fn guests(options: &RunOptions, mode: Mode, kernel: &Path, initrd: Option<&PathB
             spec.append.as_deref().or(options.append.as_deref()),
             mode,
         ),
-        swap: None,
         ..spec.beside(&first)
     });
     let more: Vec<_> = more.collect();

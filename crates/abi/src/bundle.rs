@@ -98,6 +98,8 @@ pub mod swap {
     pub const NONE: u32 = 0;
     /// A store in the machine's memory, beside the guest's own.
     pub const MEMORY: u32 = 1;
+    /// A store on a disk of the machine.
+    pub const DISK: u32 = 2;
 
     /// The vCPU waits for its page.
     pub const OFF: u32 = 0;
@@ -247,4 +249,6 @@ pub struct Swap {
     pub resident: U64,
     /// Microseconds from a request to the end of its transfer, for a store in memory: 0 to [`swap::DELAY_MAX`].
     pub delay: U32,
+    /// The serial number of the store's disk, padded with zeros.
+    pub disk: [u8; disk::ID_MAX],
 }

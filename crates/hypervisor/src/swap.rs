@@ -24,6 +24,7 @@
 //! - D4. The vCPU is kicked ([`GuestGic::kick_for`]): under the controller's lock, the CPU reads where the vCPU is. It
 //!   interrupts the CPU that has the vCPU loaded, or wakes the vCPU. What else waits is woken: the I/O task, with a note
 //!   for the device (`virtio::absent`), or the task that restarts the guest.
+//!   A store on a disk has no alarms: the disk's interrupt wakes the task, as `disk_store` has it.
 //! - D5. When the task has nothing to do, it sets an alarm of its CPU as in W2, and is blocked.
 //! - V1. A vCPU that is interrupted, or has a new turn, takes what has arrived before it enters its guest.
 //!
@@ -41,6 +42,9 @@
 //! [`GuestMemory::bring`]: twofold_memory::GuestMemory::bring
 //! [`GuestGic::kick_for`]: crate::gic::guest::GuestGic::kick_for
 
+mod disk_store;
+mod store;
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -51,7 +55,7 @@ use twofold_memory::swap::{AttachError, Clock, Failure, LimitError, Notify, Swap
 use twofold_memory::{Frames, GuestMemory, HUGE_PAGE};
 use twofold_stage2::MetadataMap;
 use twofold_stage2::arm64::{Arm64, IdentityMap};
-use twofold_vmm::config::Config;
+use twofold_vmm::config::{self, Config};
 use twofold_vmm::guests::SwapMemory;
 use twofold_vmm::memory_store::MemoryStore;
 use twofold_vmm::scheduler::EntityId;
@@ -59,8 +63,12 @@ use twofold_vmm::scheduler::EntityId;
 use crate::experiment::EnginePlatform;
 use crate::schedule::cpu::Progress;
 use crate::schedule::deadlines::NEVER;
+use crate::virtio::host::HostDisk;
 use crate::vm::{self, Vm};
-use crate::{heap, read_sysreg, schedule, timer, virtio};
+use crate::{heap, host_devices, read_sysreg, schedule, timer, virtio};
+
+use disk_store::DiskStore;
+use store::{Shared, Store};
 
 /// What a guest with a store has beside its memory.
 pub struct Swap {
@@ -73,8 +81,6 @@ pub struct Swap {
     /// Chooses the pages that leave. The task has it.
     hand: Mutex<Clock>,
 }
-
-type Store = MemoryStore<Arm64<IdentityMap>>;
 
 /// Frames that the task keeps free, so that most faults need not wait for one.
 const HEADROOM: u64 = 64;
@@ -96,6 +102,20 @@ pub enum SwapError {
     /// The store.
     #[error("--swap: {0}")]
     Attach(#[from] AttachError),
+    /// There is no such disk.
+    #[error("--swap: the machine has no disk with the store's serial number")]
+    NoDisk,
+    /// The disk cannot be written.
+    #[error("--swap: the machine's disk can only be read; give one that can be written")]
+    ReadOnly,
+    /// The disk has too little room.
+    #[error("--swap: the machine's disk has {has} KiB, and the guest's pages need {needs}; give a larger one")]
+    Small {
+        /// What it has.
+        has: u64,
+        /// A place for each page.
+        needs: u64,
+    },
     /// The limit.
     #[error("--resident: {0}")]
     Limit(#[from] LimitError),
@@ -114,29 +134,39 @@ impl Swap {
         number: usize,
         task: EntityId,
     ) -> Result<Option<Self>, SwapError> {
-        let Some(settings) = config.swap else { return Ok(None) };
+        let Some(settings) = &config.swap else { return Ok(None) };
         // SAFETY: EL2 maps all RAM one to one, and no table is made here.
         let platform = Arm64::new(unsafe { IdentityMap::new(MetadataMap::NONE) });
         let headroom = HEADROOM.min(settings.resident / PAGE / 8);
         let others = virtio::waiters(config.virtio_devices()) + TASKS;
         let options = SwapOptions { vcpus: config.cpus, others: others as u32, headroom };
         let most = config.cpus as usize * PAGES_PER_VCPU + others + 2 * HEADROOM as usize;
-        let store = Arc::new(MemoryStore::new(platform, parts.0, most, timer::machine_time));
-        memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Notifier { guest: number }), &options)?;
+        let store = Arc::new(match settings.store {
+            config::Store::Memory { .. } => {
+                Store::Memory(MemoryStore::new(platform, parts.0, most, timer::machine_time))
+            }
+            config::Store::Disk(id) => {
+                let disk = disk(&id, SwapMemory::places(config))?;
+                Store::Disk(DiskStore::new(platform, disk, SwapMemory::places(config), most, task))
+            }
+        });
+        memory.attach_store(Box::new(Shared(Arc::clone(&store))), Box::new(Notifier { guest: number }), &options)?;
         let arrivals = (0..config.cpus).map(|_| Arrivals::new()).collect();
         Ok(Some(Self { store, mode: settings.mode, task, arrivals, hand: Mutex::new(Clock::new()) }))
     }
 
-    /// From now on the guest has no more than its limit. What is too much leaves at once, before it runs; after that
-    /// transfers take their time.
+    /// From now on the guest has no more than its limit. What is too much leaves at once to a store in memory, before the guest
+    /// runs; after that transfers take their time.
     pub fn limit(&self, config: &Config<'_>, memory: &GuestMemory<EnginePlatform>) -> Result<(), SwapError> {
-        let Some(settings) = config.swap else { return Ok(()) };
+        let Some(settings) = &config.swap else { return Ok(()) };
         let over = memory.set_limit(settings.resident / PAGE)?;
-        if over > 0 {
-            let _left = self.hand.lock().make_room(memory, over)?;
+        // No disk answers before the guests run: then the task does the same.
+        if let (Store::Memory(store), config::Store::Memory { delay }) = (&*self.store, settings.store) {
+            if over > 0 {
+                let _left = self.hand.lock().make_room(memory, over)?;
+            }
+            store.set_delay(u64::from(delay) * read_sysreg!(CNTFRQ_EL0) / MICROSECONDS);
         }
-        let ticks = u64::from(settings.delay) * read_sysreg!(CNTFRQ_EL0) / MICROSECONDS;
-        self.store.set_delay(ticks);
         Ok(())
     }
 
@@ -195,6 +225,19 @@ impl Swap {
             }
         }
     }
+}
+
+/// The machine's disk with this serial number, which has this many places.
+fn disk(id: &[u8; host_devices::disk::ID], places: u64) -> Result<&'static dyn HostDisk, SwapError> {
+    let disk = host_devices::disk(id).ok_or(SwapError::NoDisk)?;
+    if disk.is_read_only() {
+        return Err(SwapError::ReadOnly);
+    }
+    let (has, needs) = (disk.sectors() / SECTORS_IN_KIB, places.saturating_mul(PAGE >> 10));
+    if has < needs {
+        return Err(SwapError::Small { has, needs });
+    }
+    Ok(disk)
 }
 
 /// The memory of a guest's store.
@@ -258,6 +301,7 @@ impl Notify for Notifier {
 }
 
 const PAGE: u64 = 4096;
+const SECTORS_IN_KIB: u64 = 2;
 const MICROSECONDS: u64 = 1_000_000;
 /// Pages that a vCPU may wait for at a time, as `twofold_memory::async_fault` has slots for them.
 const PAGES_PER_VCPU: usize = 66;

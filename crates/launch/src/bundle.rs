@@ -232,7 +232,7 @@ fn record(guests: &[GuestSettings], number: usize, Parts { kernel, initrd, firmw
         nets: (nets.len() as u32).into(),
         disk,
         net,
-        swap: swap::record(guest.swap),
+        swap: swap::record(guest.swap.as_ref(), number),
         test_start: guest.test.map_or(0, |test| test.start()).into(),
         test_size: guest.test.map_or(0, |test| test.size).into(),
         test_slots: guest.test.map_or(0, |test| test.slots).into(),

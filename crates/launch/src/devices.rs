@@ -22,6 +22,7 @@ use thiserror::Error;
 use twofold_abi::bundle::{self, SECTOR};
 
 use crate::guest::GuestSettings;
+use crate::swap;
 
 /// The virtio devices of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -188,8 +189,13 @@ impl HostDevices {
     ///
     /// The first that cannot be used, with the reason.
     pub fn check(&self) -> Result<(), DeviceError> {
-        for disk in &self.disks {
-            disk.check().map_err(|why| DeviceError::Disk { path: disk.path().to_owned(), why })?;
+        for (number, disk) in self.disks.iter().enumerate() {
+            let fails = |why| DeviceError::Disk { path: disk.path().to_owned(), why };
+            disk.check().map_err(fails)?;
+            // Guests' disks of one file are one disk of the machine. What is left is a store for pages.
+            if self.disks[..number].iter().any(|other| other.is_same_place(disk)) {
+                return Err(fails(WhyNot::Twice));
+            }
         }
         for card in &self.cards {
             if let Network::Switch(path) = &card.network {
@@ -249,6 +255,12 @@ impl HostDevices {
                 }
             }
         }
+        for (guest, settings) in guests.iter().enumerate() {
+            if let Some(backing) = settings.swap.as_ref().and_then(|swap| swap.store.backing()) {
+                let whole = HostPart { part: Part::default(), is_read_only: false };
+                all.disks.push(HostDisk { serial: swap::serial(guest), backing, parts: vec![whole] });
+            }
+        }
         for (number, network) in (0..).zip(networks(guests)) {
             if *network != Network::Inner {
                 all.cards.push(HostCard { mac: uplink(number), network: network.clone() });
@@ -269,6 +281,11 @@ impl HostDisk {
             Backing::File(path) | Backing::Server(path) => path,
             Backing::Memory(_) => Path::new(""),
         }
+    }
+
+    fn is_same_place(&self, other: &Self) -> bool {
+        let place = |disk: &Self| disk.path().canonicalize().unwrap_or_else(|_| disk.path().to_owned());
+        place(self) == place(other)
     }
 
     fn check(&self) -> Result<(), WhyNot> {

@@ -298,8 +298,8 @@ impl GuestSettings {
             Backing::File(_) | Backing::Server(_) => 0,
         });
         let flash = if self.firmware.is_some() { virt::FLASH_SIZE } else { 0 };
-        let swap = self.swap.map_or(0, |swap| swap.machine_memory(self.memory));
-        let rest = [test, flash, swap].into_iter().fold(self.memory, u64::saturating_add);
+        let memory = self.swap.as_ref().map_or(self.memory, |swap| swap.machine_memory(self.memory));
+        let rest = memory.saturating_add(test).saturating_add(flash);
         disks.fold(rest, u64::saturating_add)
     }
 
@@ -370,7 +370,7 @@ impl GuestSettings {
         if nets.len() > NETS_MAX {
             return Err(GuestError::Nets(nets.len()));
         }
-        self.swap.map_or(Ok(()), |swap| swap.check(self.memory, self.cpus))?;
+        self.swap.as_ref().map_or(Ok(()), |swap| swap.check(self.memory, self.cpus))?;
         if self.command_line.len() > COMMAND_LINE_MAX {
             return Err(GuestError::CommandLineTooLong(self.command_line.len()));
         }

@@ -6,12 +6,14 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::devices::{Backing, Devices, Disk, Network, Part};
 use crate::guest::GuestSettings;
 use crate::size::Size;
+use crate::swap::{Mode, Store, Swap};
 
 /// A guest. What is `None` is taken from another guest, or has a default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -23,6 +25,13 @@ pub struct Spec {
     pub cpus: Option<u32>,
     /// Its RAM.
     pub memory: Option<Size>,
+    /// The most of its RAM that the machine holds at a time; `None` without `swap`: all of it.
+    pub resident: Option<Size>,
+    /// Where the rest goes.
+    pub swap: Option<Store>,
+    /// What a vCPU does while a page is absent.
+    #[serde(rename = "async-fault")]
+    pub async_fault: Option<Mode>,
     /// Its share of busy CPUs.
     pub weight: Option<u32>,
     /// Its command line.
@@ -47,10 +56,11 @@ pub struct Spec {
 pub struct Net(pub Option<Network>);
 
 impl Spec {
-    /// This guest beside `first`, from which it takes what it does not have. Disks and cards are its own.
+    /// This guest beside `first`, from which it takes what it does not have. Disks, cards and a store for its pages are its own.
     #[must_use]
     pub fn beside(&self, first: &GuestSettings) -> GuestSettings {
-        let mut guest = GuestSettings { devices: self.devices(&first.devices), ..first.clone() };
+        let (devices, swap) = (self.devices(&first.devices), self.swap());
+        let mut guest = GuestSettings { devices, swap, ..first.clone() };
         let Self { name, cpus, memory, weight, append, kernel, initrd, firmware, .. } = self.clone();
         guest.name = name.unwrap_or_default();
         guest.cpus = cpus.unwrap_or(first.cpus);
@@ -76,6 +86,18 @@ impl Spec {
         Devices { disks: self.disk.clone(), nets, ..like.clone() }
     }
 
+    /// The store for its pages.
+    #[must_use]
+    pub fn swap(&self) -> Option<Swap> {
+        if self.resident.is_none() && self.swap.is_none() {
+            return None;
+        }
+        // Without a limit the check says which are possible.
+        let resident = self.resident.map_or(0, Size::bytes);
+        let store = self.swap.clone().unwrap_or(Store::Memory(Duration::ZERO));
+        Some(Swap { resident, store, mode: self.async_fault.unwrap_or_default() })
+    }
+
     /// What `other` has takes the place of what this has. Disks and cards replace these.
     pub fn replace(&mut self, other: Self) {
         fn take<T>(ours: &mut Option<T>, other: Option<T>) {
@@ -86,6 +108,9 @@ impl Spec {
         take(&mut self.name, other.name);
         take(&mut self.cpus, other.cpus);
         take(&mut self.memory, other.memory);
+        take(&mut self.resident, other.resident);
+        take(&mut self.swap, other.swap);
+        take(&mut self.async_fault, other.async_fault);
         take(&mut self.weight, other.weight);
         take(&mut self.append, other.append);
         if other.kernel.is_some() {
@@ -121,6 +146,9 @@ impl FromStr for Spec {
                 "name" => spec.name = Some(value.to_owned()),
                 "cpus" => spec.cpus = Some(whole(value).map_err(failed)?),
                 "memory" => spec.memory = Some(value.parse().map_err(failed)?),
+                "resident" => spec.resident = Some(value.parse().map_err(failed)?),
+                "swap" => spec.swap = Some(value.parse().map_err(|why: &str| failed(why.to_owned()))?),
+                "async-fault" => spec.async_fault = Some(value.parse().map_err(|why: &str| failed(why.to_owned()))?),
                 "weight" => spec.weight = Some(whole(value).map_err(failed)?),
                 "append" => spec.append = Some(value.to_owned()),
                 "kernel" if value.is_empty() => return Err(failed("give the path of an arm64 Image".to_owned())),
@@ -144,7 +172,21 @@ impl FromStr for Spec {
     }
 }
 
-const KEYS: [&str; 10] = ["name", "cpus", "memory", "weight", "append", "kernel", "initrd", "firmware", "disk", "net"];
+const KEYS: [&str; 13] = [
+    "name",
+    "cpus",
+    "memory",
+    "resident",
+    "swap",
+    "async-fault",
+    "weight",
+    "append",
+    "kernel",
+    "initrd",
+    "firmware",
+    "disk",
+    "net",
+];
 /// Keys that may come again.
 const LISTS: [&str; 2] = ["disk", "net"];
 

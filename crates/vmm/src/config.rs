@@ -69,8 +69,20 @@ pub struct Swap {
     pub resident: u64,
     /// What a vCPU does while a page is absent.
     pub mode: Mode,
-    /// Microseconds from a request to the end of its transfer.
-    pub delay: u32,
+    /// Where its pages go.
+    pub store: Store,
+}
+
+/// Where pages go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// The machine's memory.
+    Memory {
+        /// Microseconds from a request to the end of its transfer.
+        delay: u32,
+    },
+    /// The machine's disk with this serial number.
+    Disk([u8; bundle::disk::ID_MAX]),
 }
 
 /// Why a guest's record was refused.
@@ -306,12 +318,12 @@ fn nets(record: &bundle::Guest) -> Result<&[bundle::Net], ConfigError> {
 }
 
 fn swap(record: &bundle::Guest) -> Result<Option<Swap>, ConfigError> {
-    let bundle::Swap { store, mode, resident, delay } = record.swap;
+    let bundle::Swap { store, mode, resident, delay, disk } = record.swap;
     let (resident, delay) = (resident.get(), delay.get());
     match store.get() {
         bundle::swap::NONE if resident != 0 => return Err(ConfigError::Swap("a limit by --resident needs a store")),
         bundle::swap::NONE => return Ok(None),
-        bundle::swap::MEMORY => {}
+        bundle::swap::MEMORY | bundle::swap::DISK => {}
         _ => return Err(ConfigError::Swap("it is of no known kind")),
     }
     let mode = match mode.get() {
@@ -328,7 +340,8 @@ fn swap(record: &bundle::Guest) -> Result<Option<Swap>, ConfigError> {
     if resident < least || resident > most || !resident.is_multiple_of(4096) {
         return Err(ConfigError::Resident { resident, least, most });
     }
-    Ok(Some(Swap { resident, mode, delay }))
+    let store = if store.get() == bundle::swap::DISK { Store::Disk(disk) } else { Store::Memory { delay } };
+    Ok(Some(Swap { resident, mode, store }))
 }
 
 fn part<'a>(file: &'a [u8], what: &'static str, offset: u64, size: u64) -> Result<&'a [u8], ConfigError> {

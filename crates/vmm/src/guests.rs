@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use thiserror::Error;
 use twofold_abi::{bundle, virt};
 
-use crate::config::Config;
+use crate::config::{Config, Store, Swap};
 use crate::images::{self, ImageError};
 use crate::load::{Layout, LoadError};
 use crate::name::Name;
@@ -206,7 +206,7 @@ pub fn table_frames(config: &Config<'_>) -> u64 {
 /// What a guest with a store takes of the machine's memory beside its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwapMemory {
-    /// Huge pages of the store: a place for each page of the guest.
+    /// Huge pages of a store in memory: a place for each page of the guest.
     pub store: u64,
     /// Huge pages for the hypervisor's heap, which has a state for each page.
     pub heap: u64,
@@ -217,11 +217,15 @@ impl SwapMemory {
     pub fn of(config: &Config<'_>) -> Self {
         /// Bytes of a huge page for the states of one: those of its pages, in a block of the heap's.
         const STATES: u64 = 64 << 10;
-        if config.swap.is_none() {
-            return Self::default();
-        }
-        let huge_pages = total(config).div_ceil(HUGE_PAGE) + STOLEN_TIME;
-        Self { store: huge_pages, heap: huge_pages.saturating_mul(STATES).div_ceil(HUGE_PAGE) + 1 }
+        let Some(swap) = &config.swap else { return Self::default() };
+        let huge_pages = Self::places(config) / (HUGE_PAGE / PAGE);
+        let store = if matches!(swap.store, Store::Memory { .. }) { huge_pages } else { 0 };
+        Self { store, heap: huge_pages.saturating_mul(STATES).div_ceil(HUGE_PAGE) + 1 }
+    }
+
+    /// The places that a store for this guest has: one for each page.
+    pub fn places(config: &Config<'_>) -> u64 {
+        (total(config).div_ceil(HUGE_PAGE) + STOLEN_TIME).saturating_mul(HUGE_PAGE / PAGE)
     }
 
     fn huge_pages(self) -> u64 {
@@ -243,8 +247,13 @@ fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
         images::check_kernel(config.kernel)?;
         images::check_initrd(config.initrd)?;
     }
-    // RAM is given in huge pages, and so is that of stolen time, in a slot of its own.
-    let huge_pages = total(config).div_ceil(HUGE_PAGE) + STOLEN_TIME;
+    // RAM is given in huge pages, and so is that of stolen time, in a slot of its own. What a disk takes need not be here; a
+    // store in memory takes it only after it was loaded.
+    let bytes = match &config.swap {
+        Some(Swap { resident, store: Store::Disk(_), .. }) => total(config).min(*resident),
+        _ => total(config),
+    };
+    let huge_pages = bytes.div_ceil(HUGE_PAGE) + STOLEN_TIME;
     let frames = huge_pages.saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config));
     let frames = frames.saturating_add(SwapMemory::of(config).huge_pages().saturating_mul(HUGE_PAGE / PAGE));
     let disk_pages = config.disks.iter().map(devices::pages_in_memory).fold(0, u64::saturating_add);

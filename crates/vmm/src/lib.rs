@@ -21,6 +21,7 @@
 //! | [`session`], [`console`] | the hypervisor\'s end of a session on the control channel; a guest's console on it |
 //! | [`switch`] | a network between guests: bounded queues, and addresses that no other card can take |
 //! | [`memory_store`] | a store for a guest's pages in the machine's memory, with a stated delay |
+//! | [`places`] | which places of a page store are free |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -42,6 +43,7 @@ pub mod load;
 pub mod memory_store;
 pub mod mitigation;
 pub mod name;
+pub mod places;
 pub mod power;
 pub mod program;
 pub mod refusals;

@@ -10,13 +10,14 @@
 //! queue's lock is not held then.
 
 use alloc::collections::VecDeque;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_memory::HUGE_PAGE;
 use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, WriteRequest};
 use twofold_stage2::{Ipa, Lock, Platform, Run};
+
+use crate::places::Places;
 
 /// A store of pages in memory.
 pub struct MemoryStore<P: Platform> {
@@ -31,10 +32,7 @@ pub struct MemoryStore<P: Platform> {
 }
 
 struct State {
-    /// A bit for each place.
-    used: Vec<u64>,
-    /// No word before this one has a free place.
-    first: usize,
+    places: Places,
     transfers: VecDeque<(u64, Transfer)>,
 }
 
@@ -54,8 +52,8 @@ impl<P: Platform> MemoryStore<P> {
     /// An empty store in runs of 2 MiB. `most` is how many transfers are on their way at a time: those after them fail, if
     /// there is no memory on the heap for more. Transfers take no time at first.
     pub fn new(platform: P, memory: Vec<Run>, most: usize, now: fn() -> u64) -> Self {
-        let words = memory.len() * (PAGES / u64::from(u64::BITS)) as usize;
-        let state = State { used: vec![0; words], first: 0, transfers: VecDeque::with_capacity(most) };
+        let places = Places::new(memory.len() as u64 * PAGES);
+        let state = State { places, transfers: VecDeque::with_capacity(most) };
         Self { platform, memory, now, delay: AtomicU64::new(0), state: Lock::new(state) }
     }
 
@@ -132,13 +130,7 @@ impl<P: Platform> MemoryStore<P> {
 
 impl<P: Platform + Send + Sync> PageStore for MemoryStore<P> {
     fn place(&self, _: Ipa) -> Option<Place> {
-        let mut state = self.state.lock(&self.platform);
-        let State { used, first, .. } = &mut *state;
-        *first += used.get(*first..)?.iter().position(|word| *word != u64::MAX)?;
-        let word = used.get_mut(*first)?;
-        let bit = word.trailing_ones();
-        *word |= 1 << bit;
-        Some(Place::new(*first as u64 * u64::from(u64::BITS) + u64::from(bit)))
+        self.state.lock(&self.platform).places.take()
     }
 
     fn write(&self, memory: &dyn Completions, request: WriteRequest) {
@@ -150,11 +142,6 @@ impl<P: Platform + Send + Sync> PageStore for MemoryStore<P> {
     }
 
     fn discard(&self, place: Place) {
-        let (index, bit) = ((place.raw() / u64::from(u64::BITS)) as usize, place.raw() % u64::from(u64::BITS));
-        let mut state = self.state.lock(&self.platform);
-        let Some(word) = state.used.get_mut(index) else { return };
-        debug_assert!(*word >> bit & 1 == 1, "{place:?} is discarded twice");
-        *word &= !(1 << bit);
-        state.first = state.first.min(index);
+        self.state.lock(&self.platform).places.give(place);
     }
 }

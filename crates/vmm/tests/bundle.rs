@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use twofold_abi::bundle::{self, ALIGN, GUESTS_MAX, Guest, Header, NAME_MAX, WEIGHT_MAX};
 use twofold_memory::async_fault::Mode;
 use twofold_vmm::bundle::{Bundle, BundleError};
-use twofold_vmm::config::{ConfigError, Swap};
+use twofold_vmm::config::{ConfigError, Store, Swap};
 use twofold_vmm::guests::{Host, Refused, SwapMemory, Why, admit};
 use twofold_vmm::name::{Name, NotAName};
 use zerocopy::{FromZeros, IntoBytes};
@@ -116,7 +116,8 @@ fn with_swap() -> Guest {
 fn a_store_is_read_and_its_memory_counted() {
     let bytes = file(&header(1), &[with_swap()]);
     let guests = Bundle::read(&bytes).unwrap().guests;
-    assert_eq!(guests[0].config.swap, Some(Swap { resident: 16 << 20, mode: Mode::Pv, delay: 10_000 }));
+    let store = Store::Memory { delay: 10_000 };
+    assert_eq!(guests[0].config.swap, Some(Swap { resident: 16 << 20, mode: Mode::Pv, store }));
     let plain = file(&header(1), &[guest("web", 1)]);
     let plain = Bundle::read(&plain).unwrap().guests;
     assert_eq!(plain[0].config.swap, None);
@@ -124,6 +125,14 @@ fn a_store_is_read_and_its_memory_counted() {
     // 64 MiB and the huge page of stolen time; 33 times 64 KiB of states, and what the heap keeps beside them.
     assert_eq!(frames(&guests) - frames(&plain), (33 + 3) * 512);
     assert_eq!(SwapMemory::of(&guests[0].config), SwapMemory { store: 33, heap: 3 });
+    let mut on_disk = with_swap();
+    on_disk.swap.store.set(bundle::swap::DISK);
+    on_disk.swap.disk = *b"twofold-swap-0\0\0\0\0\0\0";
+    let bytes = file(&header(1), &[on_disk]);
+    let guests = Bundle::read(&bytes).unwrap().guests;
+    assert_eq!(guests[0].config.swap.unwrap().store, Store::Disk(*b"twofold-swap-0\0\0\0\0\0\0"));
+    // 16 of 64 MiB, and no store.
+    assert_eq!(frames(&plain) - frames(&guests), (24 - 3) * 512);
 }
 
 #[test]

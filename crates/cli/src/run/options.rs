@@ -14,6 +14,7 @@ use twofold_launch::devices::Disk;
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
 use twofold_launch::size::Size;
 use twofold_launch::spec::{Net, Spec};
+use twofold_launch::swap::{Mode, Store};
 use twofold_launch::{Devices, GuestSettings, Pages, machine};
 use twofold_workload::policies::Policies;
 
@@ -40,6 +41,19 @@ pub struct Options {
     /// Guest memory in bytes, or with K, M or G (powers of 1024): a multiple of 4K, 64M to 255G. Default: 512M
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
+    /// The most of the guest's memory that the machine holds at a time; the rest leaves to the store of --swap. A multiple of 4K,
+    /// 64K at least for each vCPU. Default: all of it
+    #[arg(long, value_name = "SIZE")]
+    pub resident: Option<Size>,
+    /// Where the guest's pages leave to: FILE, a raw image that is overwritten, as large as the guest's memory and 2M; nbd:SOCKET,
+    /// an NBD server; `memory`, the machine's memory; memory:10ms or memory:100us lets each transfer take that time.
+    /// Default: memory
+    #[arg(long, value_name = "FILE|nbd:SOCKET|memory[:TIME]", requires = "resident")]
+    pub swap: Option<Store>,
+    /// What a vCPU does while a page is absent: `off` waits for it, `halt` takes interrupts meanwhile, with `pv` a guest that
+    /// knows how runs another task (docs/async-page-fault.md). Default: off
+    #[arg(long, value_name = "off|halt|pv", requires = "resident")]
+    pub async_fault: Option<Mode>,
     /// A disk: FILE is a raw image, a multiple of 512 bytes; `,ro` behind it has nothing write to it. Or memory:SIZE, which
     /// is lost at the end, or nbd:SOCKET, an NBD server. `,offset=SIZE` and `,size=SIZE` behind a file or a server take a
     /// part. Again for more disks
@@ -157,14 +171,16 @@ impl Options {
     }
 
     fn first(&self) -> Spec {
-        let Self { name, cpus, memory, weight, append, kernel, initrd, firmware, disk, net, .. } = self.clone();
-        Spec { name, cpus, memory, weight, append, kernel, initrd, firmware, disk, net }
+        let Self { name, cpus, memory, resident, swap, async_fault, weight, append, .. } = self.clone();
+        let Self { kernel, initrd, firmware, disk, net, .. } = self.clone();
+        Spec { name, cpus, memory, resident, swap, async_fault, weight, append, kernel, initrd, firmware, disk, net }
     }
 
     fn set_first(&mut self, spec: Spec) {
-        let Spec { name, cpus, memory, weight, append, kernel, initrd, firmware, disk, net } = spec;
-        let rest = self.clone();
-        *self = Self { name, cpus, memory, weight, append, kernel, initrd, firmware, disk, net, ..rest };
+        let Spec { name, cpus, memory, resident, swap, async_fault, weight, append, .. } = spec;
+        let Spec { kernel, initrd, firmware, disk, net, .. } = spec;
+        let rest = Self { name, cpus, memory, resident, swap, async_fault, weight, append, ..self.clone() };
+        *self = Self { kernel, initrd, firmware, disk, net, ..rest };
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use twofold_launch::devices::{Backing, Devices, Disk, Network, Part};
 use twofold_launch::guest::{NAME_DEFAULT, WEIGHT_DEFAULT};
-use twofold_launch::swap::{Mode, Swap};
+use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_launch::{Driver, GuestSettings, Outcome, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
@@ -147,7 +147,8 @@ pub fn boots(guests: &Guests, kernel: Kernel) -> anyhow::Result<()> {
 }
 
 /// A store, and few pages that stay.
-const IN_FEW_PAGES: Swap = Swap { resident: 64 << 20, delay: Duration::from_micros(100), mode: Mode::Off };
+const IN_FEW_PAGES: Swap =
+    Swap { resident: 64 << 20, store: Store::Memory(Duration::from_micros(100)), mode: Mode::Off };
 
 /// A guest with four times the memory that the machine gives it boots, and fio verifies its disk: its buffers, and the queue,
 /// leave memory.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use twofold_abi::channel::Command;
 use twofold_launch::session::Session;
-use twofold_launch::swap::{Mode, Swap};
+use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_launch::{Driver, GuestSettings};
 
 use super::debian::{self, Guests};
@@ -22,7 +22,8 @@ const KEPT: u32 = 320;
 const FILE: u64 = 96 << 20;
 
 /// A store, and half of the guest's pages that stay.
-pub const IN_HALF_THE_MEMORY: Swap = Swap { resident: MEMORY / 2, delay: Duration::from_micros(100), mode: Mode::Off };
+pub const IN_HALF_THE_MEMORY: Swap =
+    Swap { resident: MEMORY / 2, store: Store::Memory(Duration::from_micros(100)), mode: Mode::Off };
 
 /// The guest fills memory, and removes a part of it again. It waits until pages went into its balloon, and came out of it.
 /// Its data has to be right at each step.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use twofold_launch::GuestSettings;
-use twofold_launch::swap::{Mode, Swap};
+use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_workspace::commands::{self, Ran};
 use twofold_workspace::output;
 
@@ -133,7 +133,7 @@ struct Linux<'a> {
 
 impl Linux<'_> {
     fn guest(&self, lines: &[&str]) -> anyhow::Result<GuestSettings> {
-        let swap = Swap { resident: RESIDENT, delay: self.delay, mode: self.mode };
+        let swap = Swap { resident: RESIDENT, store: Store::Memory(self.delay), mode: self.mode };
         let guest = self.machines.commanded("async-fault", self.cpus, &owned(lines))?;
         ensure!(guest.memory == 4 * RESIDENT, "the guest has {} bytes", guest.memory);
         Ok(GuestSettings { swap: Some(swap), ..guest })

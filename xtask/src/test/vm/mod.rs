@@ -170,6 +170,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("pages::balloon", Depth::Quick, |machines| pages::balloon(machines, false)),
     ("pages::balloon_beside_a_store", Depth::Quick, |machines| pages::balloon(machines, true)),
     ("pages::work_beside_faults", Depth::Full, pages::gains),
+    ("pages::linux_on_a_disk", Depth::Quick, |machines| pages::linux_on_a_disk(machines, Mode::Halt, 2)),
     ("pages::linux_off_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Off, 1)),
     ("pages::linux_off_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Off, 2)),
     ("pages::linux_halted_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 1)),

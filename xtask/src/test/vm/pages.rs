@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use twofold_abi::bundle::flags;
 use twofold_launch::devices::{Backing, Devices, Disk, Network, Part};
-use twofold_launch::swap::{Mode, Swap};
+use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_launch::{GuestSettings, Outcome};
 
 use twofold_workspace::output;
@@ -60,7 +60,28 @@ pub fn gains(machines: &Machines) -> anyhow::Result<()> {
 
 /// Debian's Linux with four times its resident memory passes its own check: 64 MiB of random data, written twice and compared.
 pub fn linux(machines: &Machines, mode: Mode, cpus: u32) -> anyhow::Result<()> {
-    let swap = Swap { resident: 64 << 20, delay: Duration::from_micros(100), mode };
+    linux_with(machines, Store::Memory(Duration::from_micros(100)), mode, cpus)
+}
+
+/// The same with its pages in a file of the host, behind a disk of the machine. The machine has less memory than the guest. A
+/// file that is too small is refused.
+pub fn linux_on_a_disk(machines: &Machines, mode: Mode, cpus: u32) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("pages.img");
+    let file = fs::File::create(&path)?;
+    file.set_len(257 << 20)?;
+    let small = linux_with(machines, Store::File(path.clone()), mode, cpus);
+    let refused = small.err().context("a file that is too small was taken")?;
+    ensure!(format!("{refused:#}").contains("truncate -s 258M"), "{refused:#}");
+    file.set_len(258 << 20)?;
+    linux_with(machines, Store::File(path.clone()), mode, cpus)?;
+    let is_used = fs::read(&path)?.iter().any(|byte| *byte != 0);
+    ensure!(is_used, "no page has left to {}", path.display());
+    Ok(())
+}
+
+fn linux_with(machines: &Machines, store: Store, mode: Mode, cpus: u32) -> anyhow::Result<()> {
+    let swap = Swap { resident: 64 << 20, store, mode };
     let guest = GuestSettings { swap: Some(swap), ..machines.linux("guest", cpus, 1)? };
     let outcome = machines.checked(vec![guest], Clock::Real)?;
     linux::no_complaints(&outcome)
@@ -81,7 +102,7 @@ pub fn buffers(machines: &Machines, resident: u64) -> anyhow::Result<()> {
             nets: vec![Network::Inner],
             ..Devices::default()
         };
-        let swap = Swap { resident, delay: Duration::from_micros(100), mode: Mode::Off };
+        let swap = Swap { resident, store: Store::Memory(Duration::from_micros(100)), mode: Mode::Off };
         let bare = machines.bare(name, 1, &format!("buffers={SIZE}"));
         guests.push(GuestSettings { devices, swap: Some(swap), ..bare });
     }
@@ -100,7 +121,7 @@ pub fn buffers(machines: &Machines, resident: u64) -> anyhow::Result<()> {
 /// afterwards. Without a store, the frames of whole huge pages are free.
 pub fn balloon(machines: &Machines, has_store: bool) -> anyhow::Result<()> {
     const SIZE: u64 = 16 << 20;
-    let swap = Swap { resident: 8 << 20, delay: Duration::from_micros(10), mode: Mode::Off };
+    let swap = Swap { resident: 8 << 20, store: Store::Memory(Duration::from_micros(10)), mode: Mode::Off };
     let guest = GuestSettings {
         devices: Devices { has_balloon: true, ..Devices::default() },
         swap: has_store.then_some(swap),
@@ -133,7 +154,7 @@ fn run(
     (milliseconds, clock): (u64, Clock),
 ) -> anyhow::Result<Done> {
     let program = format!("bm={milliseconds} faulters=1 workers=1 size=56M");
-    let swap = Swap { resident: 14 << 20, delay, mode };
+    let swap = Swap { resident: 14 << 20, store: Store::Memory(delay), mode };
     let guest = GuestSettings { swap: Some(swap), ..machines.bare("guest", cpus, &program) };
     let outcome = machines.checked(vec![guest], clock)?;
     done(&outcome, cpus)
