@@ -147,7 +147,7 @@ impl Swap {
             }
             config::Store::Disk(id) => {
                 let disk = disk(&id, SwapMemory::places(config))?;
-                Store::Disk(DiskStore::new(platform, disk, SwapMemory::places(config), most, task))
+                Store::Disk(Box::new(DiskStore::new(platform, disk, SwapMemory::places(config), most, task)))
             }
         });
         memory.attach_store(Box::new(Shared(Arc::clone(&store))), Box::new(Notifier { guest: number }), &options)?;

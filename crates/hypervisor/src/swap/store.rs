@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The stores that a guest can have, behind one name.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, WriteRequest};
@@ -15,7 +16,7 @@ pub enum Store {
     /// In the machine's memory.
     Memory(MemoryStore<Arm64<IdentityMap>>),
     /// On a disk of the machine.
-    Disk(DiskStore),
+    Disk(Box<DiskStore>),
 }
 
 impl Store {
