@@ -351,7 +351,6 @@ const EXCUSED: &[Excused] = &[
         "OldestProtected::gives_way_to: 0 => 1",
         "no page is younger than the youngest by more than one round, nor than those of the round before",
     ),
-    excused(LEAVE, "GuestMemory::is_zero: 0 => 1", "the bytes are read before they are compared"),
     excused(PEEK, "GuestMemory::end_peeks: result.is_ok() => true", "no peek returns the bytes of a read that failed"),
     excused(PEEK, "peek::empty: 0 => 1", "the bytes are filled before a peek returns them"),
     excused(PEEKS, "Peeks::add: 1 => 2", CAPACITY),
@@ -361,8 +360,6 @@ const EXCUSED: &[Excused] = &[
     excused(WAITERS, "Waiting::new: false => true #2", "the CPU that serves first looks once more"),
     excused(WAITERS, "Waiting::add: 1 => 2", NAME),
     excused(WAITERS, "Waiting::queue_peek: 1 => 2", NAME),
-    excused(WAITERS, "Waiting::used: self.count == 0 => false", LOOK),
-    excused(WAITERS, "Waiting::take_if: self.count == 0 => false", LOOK),
     // Migration.
     excused(HELLO, "Hello::refusals: 0 => 1", "no page of a hello that was checked has one byte, nor none"),
     excused(HELLO, "Hello::check: 1 => 2 #4", "one byte is no multiple of a page"),
