@@ -68,7 +68,7 @@ use crate::vm::{self, Vm};
 use crate::{heap, host_devices, read_sysreg, schedule, timer, virtio};
 
 use disk_store::DiskStore;
-use store::{Shared, Store};
+use store::Store;
 
 /// What a guest with a store has beside its memory.
 pub struct Swap {
@@ -150,7 +150,7 @@ impl Swap {
                 Store::Disk(Box::new(DiskStore::new(platform, disk, SwapMemory::places(config), most, task)))
             }
         });
-        memory.attach_store(Box::new(Shared(Arc::clone(&store))), Box::new(Notifier { guest: number }), &options)?;
+        memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Notifier { guest: number }), &options)?;
         let arrivals = (0..config.cpus).map(|_| Arrivals::new()).collect();
         Ok(Some(Self { store, mode: settings.mode, task, arrivals, hand: Mutex::new(Clock::new()) }))
     }

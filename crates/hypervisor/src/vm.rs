@@ -7,7 +7,6 @@
 //! the others, and holds no lock but that vCPU's when it enters the guest. The devices have locks of their own
 //! ([`emulation`](crate::emulation)), and so have the power states, which are locked for one call of the guest.
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -66,8 +65,8 @@ pub struct Vm {
     stolen: SlotId,
     /// The slot of the flash, if the guest starts in a firmware. A reset leaves it, but for the firmware itself.
     flash: Option<SlotId>,
-    /// Its store, if its pages leave memory. In a box, as a switch between vCPUs reads the fields around it.
-    swap: Option<Box<Swap>>,
+    /// Its store, if its pages leave memory.
+    swap: Option<Swap>,
     hcr: u64,
     /// VTCR_EL2.
     vtcr: u64,
@@ -266,14 +265,14 @@ impl Vm {
             test,
             stolen,
             flash,
-            swap: swap.map(Box::new),
+            swap,
             memory,
         }
     }
 
     /// Its store, if its pages leave memory.
     pub(crate) fn swap(&self) -> Option<&Swap> {
-        self.swap.as_deref()
+        self.swap.as_ref()
     }
 
     /// The guest's memory.

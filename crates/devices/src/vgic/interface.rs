@@ -193,8 +193,6 @@ impl SavedInterface {
     /// After a reset.
     pub const RESET: Self = Self { machine_control: MachineControl::RESET, active_priorities: [0; 2] };
 
-    // A switch between two vCPUs pays 28 instructions more if this is a function of its own.
-    #[inline(always)]
     pub(super) fn read(interface: &impl CpuInterface) -> Self {
         let active_priorities = [false, true].map(|group1| widened(interface, group1));
         Self { machine_control: interface.machine_control(), active_priorities }

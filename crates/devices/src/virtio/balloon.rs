@@ -9,7 +9,7 @@
 //! * A chain is given back when each of its pages was passed on: [`Pages::inflate`], [`Pages::deflate`] or
 //!   [`Pages::report`]. Until then it stays available, and the model keeps how far it has come. So a page that the far end
 //!   cannot give up now, or an interrupt, holds up the chain and loses nothing.
-//! * The far end is told of a reset ([`Pages::forget`]) before anything of the driver that follows.
+//! * The far end learns of a reset ([`Pages::forget`]) before anything of the driver that follows.
 //!
 //! # The model's part of a state
 //!
@@ -33,14 +33,14 @@ pub type Balloon = Virtio<BalloonModel>;
 
 /// What takes the guest's pages.
 pub trait Pages {
-    /// The guest puts the page at this address into the balloon: it does not need the content any more. With `is_told`, the
+    /// The guest puts the page at this address into the balloon: it does not need the content any more. With `is_announced`, the
     /// guest uses no page of the balloon before [`deflate`](Self::deflate) for it has returned. Returns whether the
     /// page was dealt with; if not, the embedder polls the device soon.
     ///
     /// # Errors
     ///
     /// There is no RAM, or something has to come first ([`RamError::Absent`]).
-    fn inflate(&mut self, page: u64, is_told: bool) -> Result<bool, RamError>;
+    fn inflate(&mut self, page: u64, is_announced: bool) -> Result<bool, RamError>;
 
     /// The guest takes a page out of the balloon.
     fn deflate(&mut self, page: u64);
@@ -122,10 +122,11 @@ impl Balloon {
                 pages.forget();
                 model.is_reset = false;
             }
-            let is_told = features & feature::MUST_TELL_HOST != 0;
+            let is_announced = features & feature::MUST_TELL_HOST != 0;
             let [of_inflate, of_deflate, of_report] = &mut model.done;
             // A page that one queue waits for does not stop the others.
-            let inflated = numbers(INFLATE, inflate, features, ram, of_inflate, |page| pages.inflate(page, is_told));
+            let inflated =
+                numbers(INFLATE, inflate, features, ram, of_inflate, |page| pages.inflate(page, is_announced));
             let deflated = numbers(DEFLATE, deflate, features, ram, of_deflate, |page| {
                 pages.deflate(page);
                 Ok(true)

@@ -19,7 +19,7 @@ pub struct Taken {
     /// Reported memory, page by page, in its order.
     pub reported: Vec<u64>,
     pub resets: u32,
-    pub told: Option<bool>,
+    pub announced: Option<bool>,
     /// Calls until one is put off.
     pub patience: Option<u32>,
     /// A page that something else has.
@@ -34,14 +34,14 @@ impl Taken {
 }
 
 impl Pages for Taken {
-    fn inflate(&mut self, page: u64, is_told: bool) -> Result<bool, RamError> {
+    fn inflate(&mut self, page: u64, is_announced: bool) -> Result<bool, RamError> {
         if self.busy == Some(page) {
             return Err(RamError::Absent(page));
         }
         if page >= 1 << 40 {
             return Err(RamError::NotRam(page));
         }
-        self.told = Some(is_told);
+        self.announced = Some(is_announced);
         if self.is_put_off() {
             return Ok(false);
         }
@@ -121,7 +121,7 @@ fn pages_go_in_and_out() {
             let queue = if is_in { &mut inflate } else { &mut deflate };
             assert_eq!(board.collect(queue), Some((head, 0)));
         }
-        assert_eq!((taken.moves, taken.told), (expected, Some(true)));
+        assert_eq!((taken.moves, taken.announced), (expected, Some(true)));
     });
 }
 
@@ -190,12 +190,12 @@ fn the_far_end_learns_of_a_reset_first() {
         board.offer(&mut inflate, &[(DATA, 4, false)], false);
         settle(&mut board, &mut taken);
         assert_eq!((taken.pages.clone(), u64::from(taken.resets)), (BTreeSet::from([PAGE * resets]), resets));
-        assert_eq!(taken.told, Some(false), "the driver did not accept to tell");
+        assert_eq!(taken.announced, Some(false), "the driver did not accept to announce");
     }
 }
 
 #[test]
-fn a_driver_that_breaks_the_rules_is_told() {
+fn a_driver_that_breaks_the_rules_needs_a_reset() {
     for (pages, length) in [(vec![1 << 42], 4), (vec![PAGE, PAGE], 6), (vec![], 0)] {
         let mut board = balloon();
         let [mut inflate, ..] = start(&mut board, feature::MUST_TELL_HOST);

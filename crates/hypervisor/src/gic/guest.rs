@@ -118,7 +118,7 @@ impl GuestGic {
     pub fn load(&self, vcpu: VcpuId, cpu: usize, lines: TimerLines) -> u32 {
         let mut model = self.model.lock();
         self.place(vcpu).cpu.store(cpu as u32, Ordering::Relaxed);
-        if lines == TimerLines::LOW && model.load_quiet(vcpu, &mut ThisCpu::<false>) {
+        if lines == TimerLines::LOW && model.load_quiet(vcpu, &mut ThisCpu) {
             return 0;
         }
         self.load_any(model, vcpu, lines)
@@ -128,7 +128,7 @@ impl GuestGic {
     fn load_any(&self, mut model: MutexGuard<'_, Vgic>, id: VcpuId, lines: TimerLines) -> u32 {
         // The only effects are this vCPU's: `load` puts its new work into the list registers, and returns what is active.
         let _ = set_lines(&mut model, id, lines);
-        let held = model.load(id, &mut ThisCpu::<false>);
+        let held = model.load(id, &mut ThisCpu);
         drop(model);
         self.physical(held).fold(0, |active, intid| active | 1_u32.checked_shl(intid).unwrap_or(0))
     }
@@ -137,7 +137,7 @@ impl GuestGic {
     #[inline(always)]
     pub fn unload(&self, vcpu: VcpuId, lines: TimerLines, waits: bool) -> bool {
         let mut model = self.model.lock();
-        if lines == TimerLines::LOW && model.unload_quiet(vcpu, &mut ThisCpu::<false>) {
+        if lines == TimerLines::LOW && model.unload_quiet(vcpu, &mut ThisCpu) {
             self.place(vcpu).cpu.store(NOWHERE, Ordering::Relaxed);
             return false;
         }
@@ -147,7 +147,7 @@ impl GuestGic {
     #[inline(never)]
     fn unload_any(&self, mut model: MutexGuard<'_, Vgic>, id: VcpuId, lines: TimerLines, waits: bool) -> bool {
         let held = model.held(id);
-        let mut effects = model.unload(id, &mut ThisCpu::<false>);
+        let mut effects = model.unload(id, &mut ThisCpu);
         effects = effects.and(set_lines(&mut model, id, lines));
         let is_signalled = waits && model.has_deliverable(id, &Here::without_vcpu());
         self.place(id).cpu.store(NOWHERE, Ordering::Relaxed);
@@ -263,7 +263,7 @@ impl GuestGic {
     /// The interface of `vcpu`, which is loaded on this CPU, and its PPI of announcements.
     pub fn look(&self, vcpu: usize) -> Option<Look> {
         let id = id(vcpu)?;
-        self.model.lock().look_at(id, ANNOUNCEMENT, &Here::loaded(id, &mut ThisCpu::<true>))
+        self.model.lock().look_at(id, ANNOUNCEMENT, &Here::loaded(id, &mut ThisCpu))
     }
 
     /// Whether `vcpu` takes an interrupt as its next step with this PSTATE, if it is entered now. `is_loaded`: on this CPU;
@@ -274,7 +274,7 @@ impl GuestGic {
         let Some(id) = id(vcpu) else { return false };
         let model = self.model.lock();
         let [fiq, irq] = match is_loaded {
-            true => model.deliverable(id, &Here::loaded(id, &mut ThisCpu::<true>)),
+            true => model.deliverable(id, &Here::loaded(id, &mut ThisCpu)),
             false => model.deliverable(id, &Here::without_vcpu()),
         };
         fiq && pstate & FIQ_MASKED == 0 || irq && pstate & IRQ_MASKED == 0
@@ -286,7 +286,7 @@ impl GuestGic {
         let Some(id) = id(vcpu) else { return };
         let mut model = self.model.lock();
         let effects = match is_loaded {
-            true => announce(&mut model, id, is_pending, &mut Here::loaded(id, &mut ThisCpu::<true>)),
+            true => announce(&mut model, id, is_pending, &mut Here::loaded(id, &mut ThisCpu)),
             false => announce(&mut model, id, is_pending, &mut Here::without_vcpu()),
         };
         drop(model);
@@ -310,7 +310,7 @@ impl GuestGic {
     }
 
     fn read(&self, vcpu: VcpuId, frame: Frame, width: Width, waiting: &mut Option<Waiting>) -> Option<u64> {
-        let mut this = ThisCpu::<false>;
+        let mut this = ThisCpu;
         let mut here = Here::loaded(vcpu, &mut this);
         let is_this = |other: &Waiting| (other.frame, other.width) == (frame, width);
         let read = match waiting.take().filter(is_this) {
@@ -331,7 +331,7 @@ impl GuestGic {
     #[inline(always)]
     fn change(&self, vcpu: usize, change: impl FnOnce(&mut Vgic, &mut Here<'_, ThisCpu>) -> Effects) {
         let Some(id) = id(vcpu) else { return };
-        let effects = change(&mut self.model.lock(), &mut Here::loaded(id, &mut ThisCpu::<false>));
+        let effects = change(&mut self.model.lock(), &mut Here::loaded(id, &mut ThisCpu));
         if !effects.is_none() {
             self.complete(effects);
         }

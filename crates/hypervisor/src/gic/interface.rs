@@ -37,13 +37,10 @@ macro_rules! list_register {
 }
 
 /// The interface of the CPU that executes.
-///
-/// Both kinds are the same. `RARE` is for calls that neither an access of a guest nor a switch makes: they have code of their own
-/// then, and the compiler keeps inline what accesses and switches need, which saves them 30 instructions.
 #[derive(Debug)]
-pub struct ThisCpu<const RARE: bool = false>;
+pub struct ThisCpu;
 
-impl<const RARE: bool> CpuInterface for ThisCpu<RARE> {
+impl CpuInterface for ThisCpu {
     #[inline(always)]
     fn list_registers(&self) -> usize {
         (vtr() as usize & 0xf) + 1
@@ -147,7 +144,7 @@ fn vtr() -> u64 {
     value
 }
 
-impl<const RARE: bool> ThisCpu<RARE> {
+impl ThisCpu {
     /// Empties the list registers: what an earlier vCPU of this CPU, or firmware, has left there.
     pub fn clear(&mut self) {
         self.set_control(0);

@@ -92,7 +92,7 @@ pub(crate) struct ThisCpu {
 /// Runs guests on this CPU, which has set itself up for them.
 pub(crate) fn run(redistributor: OwnRedistributor, sources: Sources, counts: bool) -> ! {
     let number = cpus::current();
-    interface::ThisCpu::<false>.clear();
+    interface::ThisCpu.clear();
     // SAFETY: the CPU was just set up; no vCPU has run on it.
     let counter = if counts { unsafe { Counter::start() } } else { None };
     // SAFETY: as above; guests run on this CPU by this value only.

@@ -2,7 +2,6 @@
 //! The stores that a guest can have, behind one name.
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 
 use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, WriteRequest};
 use twofold_stage2::Ipa;
@@ -35,37 +34,29 @@ impl Store {
             Self::Disk(store) => store.end_next(memory),
         }
     }
+
+    fn pages(&self) -> &dyn PageStore {
+        match self {
+            Self::Memory(store) => store,
+            Self::Disk(store) => &**store,
+        }
+    }
 }
 
-/// The share of the guest's memory in its store.
-pub(super) struct Shared(pub(super) Arc<Store>);
-
-impl PageStore for Shared {
+impl PageStore for Store {
     fn place(&self, page: Ipa) -> Option<Place> {
-        match &*self.0 {
-            Store::Memory(store) => store.place(page),
-            Store::Disk(store) => store.place(page),
-        }
+        self.pages().place(page)
     }
 
     fn write(&self, memory: &dyn Completions, request: WriteRequest) {
-        match &*self.0 {
-            Store::Memory(store) => store.write(memory, request),
-            Store::Disk(store) => store.write(memory, request),
-        }
+        self.pages().write(memory, request);
     }
 
     fn read(&self, memory: &dyn Completions, request: ReadRequest) {
-        match &*self.0 {
-            Store::Memory(store) => store.read(memory, request),
-            Store::Disk(store) => store.read(memory, request),
-        }
+        self.pages().read(memory, request);
     }
 
     fn discard(&self, place: Place) {
-        match &*self.0 {
-            Store::Memory(store) => store.discard(place),
-            Store::Disk(store) => store.discard(place),
-        }
+        self.pages().discard(place);
     }
 }

@@ -87,9 +87,9 @@ impl Taker<'_> {
 }
 
 impl Pages for Taker<'_> {
-    fn inflate(&mut self, page: u64, is_told: bool) -> Result<bool, RamError> {
+    fn inflate(&mut self, page: u64, is_announced: bool) -> Result<bool, RamError> {
         let (word, bit) = self.inside.place(page)?;
-        if is_told {
+        if is_announced {
             self.inside.bits[word] |= bit;
             if self.inside.has_huge_page(page) {
                 let start = page - (page - RAM_BASE) % HUGE_PAGE;

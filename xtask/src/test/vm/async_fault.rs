@@ -96,7 +96,7 @@ fn load() -> String {
     format!("dmesg -n 4 && insmod {MODULE} && dmesg -n 5")
 }
 
-/// As many faulting and as many working threads, for so many seconds, with an array of twice the resident memory.
+/// This number of faulting threads and the same of working ones, for this number of seconds, with an array of twice the resident memory.
 fn bm(threads: u32, seconds: u32) -> String {
     format!("bm -f {threads} -w {threads} -m {} -t {seconds}", 2 * RESIDENT)
 }
