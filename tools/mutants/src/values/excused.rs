@@ -525,7 +525,6 @@ const AGES: &str = "crates/memory/src/swap/ages.rs";
 const CLOCK: &str = "crates/memory/src/swap/clock.rs";
 const SWAP_FAULT: &str = "crates/memory/src/swap/fault.rs";
 const GENERATIONS: &str = "crates/memory/src/swap/generations.rs";
-const LEAVE: &str = "crates/memory/src/swap/leave.rs";
 const PEEK: &str = "crates/memory/src/swap/peek.rs";
 const PEEKS: &str = "crates/memory/src/swap/peeks.rs";
 const PINS: &str = "crates/memory/src/swap/pins.rs";
