@@ -132,13 +132,16 @@ pub fn page_table(suite: &Suite) -> anyhow::Result<()> {
         ("update", "cache.lines_cleaned", 0),
         ("coalesce", "blocks", blocks),
         ("coalesce", "tables.freed", blocks),
-        ("adjust", "instructions", 0),
     ];
     for (name, key, expected) in expected {
         let found = phase(name)?.get(key);
         ensure!(found == expected, "{name}: {key} is {found}, not {expected}:\n{counted:#?}");
     }
     ensure!(phase("coalesce")?.sum("tlbi") == 2 * blocks, "coalesce: {:?}", phase("coalesce")?);
+    // The end of a vCPU's turn may fall into this phase. An exit for each page, or for each block, would cost more.
+    let adjust = phase("adjust")?;
+    let is_quiet = adjust.get("instructions") < blocks * 350 && adjust.get("faults.translation") == 0;
+    ensure!(is_quiet, "reads after the log leave the guest: {adjust:?}");
     let program = Program::PageTable(PageTable { block: PAGE, chunk: 0, coalesce: false });
     let counted = run(suite, &self::experiment(program, "p40v48-4k", Pages::Small)?, machine::CPU_DEFAULT)?;
     let figure = |name, key| counted.times(name).iter().map(|phase| phase.get(key)).sum::<u64>();
