@@ -99,6 +99,8 @@ pub enum Failure<'a> {
     Size { key: &'a str, value: &'a str },
     #[error("{key}= needs a number from 1 on, not {value:?}")]
     Number { key: &'a str, value: &'a str },
+    #[error("workers= needs a number, not {0:?}")]
+    Workers(&'a str),
     #[error("wild= needs an address such as 0xb000000, not {0:?}")]
     Address(&'a str),
     #[error("by= needs the kind of the lock (ticket, swap or interrupt), not {0:?}")]
@@ -148,7 +150,7 @@ impl<'a> Program<'a> {
                 "bm" => Self::Tasks(tasks::Settings {
                     milliseconds: number(key, value)?,
                     faulters: named(arguments, "faulters")?,
-                    workers: named(arguments, "workers")?,
+                    workers: workers(arguments)?,
                     size: array(arguments)?,
                     seed: seed(arguments)?,
                 }),
@@ -190,6 +192,11 @@ fn kind(arguments: &str) -> Result<Kind, Failure<'_>> {
 fn array(arguments: &str) -> Result<u64, Failure<'_>> {
     let value = word(arguments, "size=").unwrap_or_default();
     size(value).ok_or(Failure::Size { key: "size", value })
+}
+
+/// The number after `workers=`, which may be 0; 1 without it.
+fn workers(arguments: &str) -> Result<u64, Failure<'_>> {
+    word(arguments, "workers=").map_or(Ok(1), |value| value.parse().map_err(|_| Failure::Workers(value)))
 }
 
 /// The way to wait that `wait=` names.

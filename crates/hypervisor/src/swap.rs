@@ -11,7 +11,8 @@
 //! - W2. It sets an alarm of its own for the guest's task, at the end of the first transfer.
 //! - W3. If the vCPU is to wait, its turn ends: T5 and T6, with step U of `gic::guest`.
 //! - W4. It looks whether something has arrived for the vCPU, or whether the vCPU can take an interrupt now, if its mode
-//!   lets an interrupt end the wait. If so, the vCPU has another turn.
+//!   lets an interrupt end the wait. If so, the vCPU has another turn. A vCPU whose guest waits in WFI, with a task parked,
+//!   takes W3 and this step, too.
 //! - W5. Otherwise the vCPU is blocked: steps B2 and B3 of the scheduler. Its timers become deadlines, if its mode is such,
 //!   and only for lines that are low: one that is high and masked would wake the vCPU again and again.
 //!

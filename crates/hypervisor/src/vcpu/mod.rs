@@ -152,7 +152,9 @@ fn turn(
     loaded.put();
     let look = own.timers.look(registers, offset);
     let is_signalled = vm.devices().gic.unload(slot.id, look.lines, leave == Leave::Wait);
-    if leave == Leave::Wait && !is_signalled {
+    // W4: what arrived while the vCPU was loaded has kicked this CPU, which has left the guest already.
+    let has_reason = is_signalled || own.pages.is_some() && pages::have_arrived(vm, index);
+    if leave == Leave::Wait && !has_reason {
         let deadline = own.timers.deadline(registers, look, offset);
         if let Some(deadline) = deadline {
             cpu.deadlines.set(Due::Vcpu(slot.entity.index()), deadline);

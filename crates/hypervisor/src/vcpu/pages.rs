@@ -95,6 +95,13 @@ pub(super) fn wait(vm: &Vm, slot: &VcpuSlot, cpu: &mut ThisCpu, look: Look) -> D
     cpu.block_out_of_line()
 }
 
+/// Whether a page has arrived for a vCPU that is not loaded any more, since it looked last.
+#[cold]
+#[inline(never)]
+pub(super) fn have_arrived(vm: &Vm, index: usize) -> bool {
+    vm.swap().is_some_and(|swap| swap.arrivals(index).has_any())
+}
+
 /// W2: this CPU ends the first transfer when its time has come. The caller arms EL2's timer afterwards.
 pub(crate) fn set_deadline(cpu: &mut ThisCpu, swap: &Swap) {
     if let Some(end) = swap.next_end() {

@@ -165,6 +165,7 @@ const TESTS: &[(&str, Depth, Test)] = &[
         pages::tasks(machines, Mode::Halt, 3, Clock::Real)
     }),
     ("pages::tasks_that_park_on_3_vcpus", Depth::Quick, |machines| pages::tasks(machines, Mode::Pv, 3, Clock::Real)),
+    ("pages::tasks_that_all_park_on_3_vcpus", Depth::Quick, pages::tasks_that_all_park),
     ("pages::buffers_of_virtio_devices", Depth::Quick, |machines| pages::buffers(machines, 1 << 20)),
     ("pages::buffers_of_virtio_devices_in_few_pages", Depth::Full, |machines| pages::buffers(machines, 64 << 10)),
     ("pages::balloon", Depth::Quick, |machines| pages::balloon(machines, false)),

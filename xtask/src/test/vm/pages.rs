@@ -33,6 +33,15 @@ pub fn tasks(machines: &Machines, mode: Mode, cpus: u32, clock: Clock) -> anyhow
     Ok(())
 }
 
+/// All tasks of a vCPU are parked most of the time, so it waits in WFI. Other CPUs end its transfers, and no timer of its
+/// own ends the wait: an arrival that is missed while it leaves its CPU would be missed for ever.
+pub fn tasks_that_all_park(machines: &Machines) -> anyhow::Result<()> {
+    let program = "bm=2000 faulters=1 workers=0 size=56M";
+    let done = run_program(machines, program, Mode::Pv, 3, Duration::from_micros(50), Clock::Real)?;
+    ensure!(done.parked > 1000, "{} tasks were parked", done.parked);
+    Ok(())
+}
+
 /// A task that works gets what a task that faults leaves: by mode and by how long a page takes.
 pub fn gains(machines: &Machines) -> anyhow::Result<()> {
     let run = |mode, delay| run(machines, mode, 1, delay, (2000, Clock::Counted));
@@ -154,8 +163,19 @@ fn run(
     (milliseconds, clock): (u64, Clock),
 ) -> anyhow::Result<Done> {
     let program = format!("bm={milliseconds} faulters=1 workers=1 size=56M");
+    run_program(machines, &program, mode, cpus, delay, clock)
+}
+
+fn run_program(
+    machines: &Machines,
+    program: &str,
+    mode: Mode,
+    cpus: u32,
+    delay: Duration,
+    clock: Clock,
+) -> anyhow::Result<Done> {
     let swap = Swap { resident: 14 << 20, store: Store::Memory(delay), mode };
-    let guest = GuestSettings { swap: Some(swap), ..machines.bare("guest", cpus, &program) };
+    let guest = GuestSettings { swap: Some(swap), ..machines.bare("guest", cpus, program) };
     let outcome = machines.checked(vec![guest], clock)?;
     done(&outcome, cpus)
 }
