@@ -49,16 +49,26 @@ pub(crate) trait Guest {
     fn is_anew(&self) -> bool;
     /// Whether a vCPU is in its turn on a CPU.
     fn has_turns(&self) -> bool;
-    /// Makes up to `most` bytes of RAM from this offset on read as zero. Returns how many; `None`: there are no more.
-    fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error>;
-    /// Writes to RAM. Returns `false` if the page has to come first.
-    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<bool, Error>;
+    /// Makes up to `most` bytes of RAM from this offset on read as zero.
+    fn clear_ram(&self, offset: u64, most: u64) -> Result<Piece, Error>;
+    /// Writes to RAM. Where a page has to come first, the caller repeats the whole call.
+    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<Piece, Error>;
     /// All devices are as after a reset.
     fn reset_devices(&self);
     /// No CPU has a translation of the guest's.
     fn invalidate(&self);
     /// All vCPUs are off, and the first one begins.
     fn begin_again(&self);
+}
+
+/// What a piece of a step has done.
+pub(crate) enum Piece {
+    /// This many bytes. The step goes on.
+    Part(u64),
+    /// Nothing: a page has to come first. It wakes the task.
+    Awaited,
+    /// The last of the step.
+    Last,
 }
 
 /// Bytes that one piece copies: about 15,000 instructions, with the zeroing of pages around them.
@@ -96,8 +106,9 @@ impl Restart {
             return Ok(Progress::Finished);
         };
         match self.piece(vm, step, running.done) {
-            Ok(Some(more)) => running.done += more,
-            Ok(None) => (running.next, running.done) = (running.next + 1, 0),
+            Ok(Piece::Part(more)) => running.done += more,
+            Ok(Piece::Awaited) => return Ok(Progress::Finished),
+            Ok(Piece::Last) => (running.next, running.done) = (running.next + 1, 0),
             Err(error) => {
                 *guard = None;
                 return Err(error);
@@ -106,12 +117,12 @@ impl Restart {
         Ok(Progress::More)
     }
 
-    /// Does a piece of a step of which `done` bytes are done. Returns how many bytes that is; `None`: the step is done.
-    fn piece(&self, vm: &impl Guest, step: Step, done: u64) -> Result<Option<u64>, Error> {
+    /// Does a piece of a step of which `done` bytes are done.
+    fn piece(&self, vm: &impl Guest, step: Step, done: u64) -> Result<Piece, Error> {
         let Images { config, layout: _, device_tree } = &self.images;
         match step {
             // R1: a vCPU that leaves its CPU finds that the guest has stopped, and so does one whose turn begins later.
-            Step::StopVcpus if vm.has_turns() => return Ok(Some(0)),
+            Step::StopVcpus if vm.has_turns() => return Ok(Piece::Part(0)),
             // R2: the devices do nothing by themselves.
             Step::StopVcpus | Step::StopDevices => {}
             Step::DiscardRam => return vm.clear_ram(done, HUGE_PAGE),
@@ -127,13 +138,11 @@ impl Restart {
             Step::Invalidate => vm.invalidate(),
             Step::WakeFirstVcpu => vm.begin_again(),
         }
-        Ok(None)
+        Ok(Piece::Last)
     }
 }
 
-fn copy(vm: &impl Guest, content: &[u8], at: Ipa, done: u64) -> Result<Option<u64>, Error> {
-    let Some(rest) = content.get(done as usize..).filter(|rest| !rest.is_empty()) else { return Ok(None) };
-    let piece = &rest[..rest.len().min(PIECE)];
-    let is_written = vm.write(at + done, piece)?;
-    Ok(Some(if is_written { piece.len() as u64 } else { 0 }))
+fn copy(vm: &impl Guest, content: &[u8], at: Ipa, done: u64) -> Result<Piece, Error> {
+    let Some(rest) = content.get(done as usize..).filter(|rest| !rest.is_empty()) else { return Ok(Piece::Last) };
+    vm.write(at + done, &rest[..rest.len().min(PIECE)])
 }

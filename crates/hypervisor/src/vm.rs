@@ -17,7 +17,7 @@ use twofold_abi::{bundle, exit, virt};
 use twofold_devices::Width;
 use twofold_devices::vgic::VcpuId;
 use twofold_memory::{Error, GuestMemory, HUGE_PAGE, SlotId};
-use twofold_stage2::{Features, Ipa};
+use twofold_stage2::{Features, Ipa, IpaRange};
 use twofold_vmm::agreement;
 use twofold_vmm::console::Notice;
 use twofold_vmm::life::State;
@@ -39,7 +39,7 @@ use crate::life::Shared;
 use crate::mmio::Operation;
 use crate::registers::{self, Confinement};
 use crate::release::{self, Release};
-use crate::restart::{self, Images, Restart};
+use crate::restart::{self, Images, Piece, Restart};
 use crate::schedule::cpu::Progress;
 use crate::schedule::deadlines::Due;
 use crate::stats::{self, Figures, Stats};
@@ -424,11 +424,26 @@ impl Vm {
         progress
     }
 
-    /// The page of this error is absent: it is asked for, and the restart tries again. Any other error stays one.
-    fn comes_later(&self, error: Error) -> Result<(), Error> {
-        match error {
-            Error::Absent { page, .. } => self.memory.bring(page, swap::RESTART).map_err(|_| error),
-            error => Err(error),
+    /// Gives up the pages of `range`, whose content is not needed: what is in the store need not come. Shortens the range to
+    /// what is done, if an interrupt came.
+    fn forget_pages(&self, range: &mut IpaRange) -> Result<(), Error> {
+        if self.swap.is_some() {
+            range.end = self.memory.give_up(range.clone())?.end;
+        }
+        Ok(())
+    }
+
+    /// What a restart has done with so many bytes, unless a page has to come first. Then the page is asked for, and wakes the
+    /// restart's task.
+    fn or_awaits(&self, done: Result<(), Error>, bytes: u64) -> Result<Piece, Error> {
+        match done {
+            Ok(()) => Ok(Piece::Part(bytes)),
+            Err(error @ Error::Absent { page, .. }) => {
+                self.memory.bring(page, swap::RESTART).map_err(|_| error)?;
+                self.pages_asked_for();
+                Ok(Piece::Awaited)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -573,24 +588,21 @@ impl restart::Guest for Vm {
         vcpus || self.devices.virtio.has_turn() || self.sweeps.has_turn()
     }
 
-    fn clear_ram(&self, offset: u64, most: u64) -> Result<Option<u64>, Error> {
-        let start = Ipa::new(virt::RAM_BASE) + offset;
-        if offset >= self.restart.ram_size() {
+    fn clear_ram(&self, offset: u64, most: u64) -> Result<Piece, Error> {
+        let size = self.restart.ram_size();
+        if offset >= size {
             let start = Ipa::new(virt::STOLEN_TIME_BASE);
             self.memory.clear(self.stolen, start..start + virt::STOLEN_TIME_SIZE)?;
-            return Ok(None);
+            return Ok(Piece::Last);
         }
-        match self.memory.clear(self.ram, start..start + most) {
-            Ok(()) => Ok(Some(most)),
-            Err(error) => self.comes_later(error).map(|()| Some(0)),
-        }
+        let start = Ipa::new(virt::RAM_BASE) + offset;
+        let mut range = start..start + most.min(size - offset);
+        let cleared = self.forget_pages(&mut range).and_then(|()| self.memory.clear(self.ram, range.clone()));
+        self.or_awaits(cleared, range.end - range.start)
     }
 
-    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<bool, Error> {
-        match self.memory.write(at, bytes) {
-            Ok(()) => Ok(true),
-            Err(error) => self.comes_later(error).map(|()| false),
-        }
+    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<Piece, Error> {
+        self.or_awaits(self.memory.write(at, bytes), bytes.len() as u64)
     }
 
     fn reset_devices(&self) {
