@@ -269,6 +269,8 @@ pub enum Suite {
     Linux,
     /// More vCPUs than CPUs, several guests at once, their ends and resets
     Vm,
+    /// Guests with more memory than the machine gives them, and asynchronous page faults
+    AsyncFault,
     /// Debian on a disk, with a network
     Devices,
     /// Our programs on the KVM of a Linux at EL2, in QEMU; in full, also the cost of that KVM

@@ -5,6 +5,7 @@
 //! suites. The exit status is 0 only if no test failed and the filters matched a test. A suite that cannot start counts
 //! as one failed test.
 
+mod async_fault;
 mod cargo;
 mod devices;
 mod el2;
@@ -33,7 +34,7 @@ use harness::{Depth, Tally};
 pub fn command(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<ExitCode> {
     let suites: Vec<_> = match options.suite {
         Some(suite) => vec![suite],
-        None => vec![Suite::Host, Suite::El2, Suite::Linux, Suite::Vm, Suite::Devices, Suite::Kvm, Suite::Proof],
+        None => Suite::value_variants().to_vec(),
     };
     let depth = if options.soak || options.suite.is_some() { Depth::Full } else { Depth::Quick };
     let mut tally = Tally::default();
@@ -86,6 +87,7 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
         Suite::El2 => el2::run(workspace, depth, options),
         Suite::Linux => linux::run(workspace, depth, options),
         Suite::Vm => vm::run(workspace, depth, options),
+        Suite::AsyncFault => async_fault::run(workspace, depth, options),
         Suite::Devices => devices::run(workspace, depth, options),
         Suite::Kvm => kvm::run(workspace, depth, options),
         Suite::Proof => proof::run(workspace, depth, options),

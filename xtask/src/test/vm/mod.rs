@@ -3,7 +3,6 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | [`async_fault`] | a Linux that knows asynchronous page faults, by its module |
 //! | [`command`] | `twofold run`, with `attach` and `stat` from other processes |
 //! | [`consoles`] | consoles on the control channel: both directions, unread, and with launchers that come back |
 //! | [`firmware`] | a guest that starts in a firmware |
@@ -12,7 +11,6 @@
 //! | [`isolation`] | a hostile guest beside one with secrets |
 //! | [`linux`] | Debian's kernel under load, alone and in pairs |
 //! | [`commands`] | commands of a launcher: stop, continue, reset, quit, statistics |
-//! | [`pages`] | guests with more memory than the machine gives them at a time |
 //! | [`resets`] | guests that reset themselves, power off or fail beside another one |
 //! | [`shares`] | what the scheduler gives to guests, and to vCPUs that contend for a lock |
 //! | [`stolen`] | stolen time as guests read it |
@@ -23,7 +21,6 @@
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
-mod async_fault;
 mod command;
 mod commands;
 mod consoles;
@@ -31,10 +28,9 @@ mod disk_errors;
 mod firmware;
 mod host_devices;
 mod isolation;
-mod linux;
+pub(super) mod linux;
 mod loaders;
-mod machines;
-mod pages;
+pub(super) mod machines;
 mod program;
 mod resets;
 mod shares;
@@ -45,7 +41,6 @@ mod virtio;
 use std::sync::Arc;
 
 use libtest_mimic::{Failed, Trial};
-use twofold_launch::swap::Mode;
 use twofold_workspace::{Workspace, build, install};
 
 use super::harness::{self, Depth, Tally, harness};
@@ -155,33 +150,4 @@ const TESTS: &[(&str, Depth, Test)] = &[
     ("guests_get_their_shares", Depth::Quick, shares::weights),
     ("a_lock_goes_round_among_more_vcpus_than_cpus", Depth::Quick, shares::lock),
     ("a_lock_is_never_lost", Depth::Full, shares::spin_lock),
-    ("pages::tasks_that_wait_off", Depth::Quick, |machines| pages::tasks(machines, Mode::Off, 1, Clock::Counted)),
-    ("pages::tasks_that_wait_halted", Depth::Quick, |machines| pages::tasks(machines, Mode::Halt, 1, Clock::Counted)),
-    ("pages::tasks_that_park", Depth::Quick, |machines| pages::tasks(machines, Mode::Pv, 1, Clock::Counted)),
-    ("pages::tasks_that_wait_off_on_3_vcpus", Depth::Full, |machines| {
-        pages::tasks(machines, Mode::Off, 3, Clock::Real)
-    }),
-    ("pages::tasks_that_wait_halted_on_3_vcpus", Depth::Full, |machines| {
-        pages::tasks(machines, Mode::Halt, 3, Clock::Real)
-    }),
-    ("pages::tasks_that_park_on_3_vcpus", Depth::Quick, |machines| pages::tasks(machines, Mode::Pv, 3, Clock::Real)),
-    ("pages::tasks_that_all_park_on_3_vcpus", Depth::Quick, pages::tasks_that_all_park),
-    ("pages::buffers_of_virtio_devices", Depth::Quick, |machines| pages::buffers(machines, 1 << 20)),
-    ("pages::buffers_of_virtio_devices_in_few_pages", Depth::Full, |machines| pages::buffers(machines, 64 << 10)),
-    ("pages::balloon", Depth::Quick, |machines| pages::balloon(machines, false)),
-    ("pages::balloon_beside_a_store", Depth::Quick, |machines| pages::balloon(machines, true)),
-    ("pages::work_beside_faults", Depth::Full, pages::gains),
-    ("pages::linux_on_a_disk", Depth::Quick, |machines| pages::linux_on_a_disk(machines, Mode::Halt, 2)),
-    ("pages::linux_off_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Off, 1)),
-    ("pages::linux_off_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Off, 2)),
-    ("pages::linux_halted_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 1)),
-    ("pages::linux_halted_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 2)),
-    ("async_fault::linux_parks_tasks", Depth::Full, |machines| async_fault::parks(machines, 1, Clock::Counted)),
-    ("async_fault::linux_parks_tasks_on_2_vcpus", Depth::Quick, |machines| {
-        async_fault::parks(machines, 2, Clock::Real)
-    }),
-    ("async_fault::linux_gains", Depth::Full, async_fault::gains),
-    ("async_fault::the_module_comes_and_goes", Depth::Full, async_fault::comes_and_goes),
-    ("async_fault::vcpus_come_and_go", Depth::Full, async_fault::hotplug),
-    ("async_fault::parked_tasks_are_killed", Depth::Full, async_fault::killed),
 ];

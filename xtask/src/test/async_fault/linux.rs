@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `vm`: Debian's Linux with the module of `guests/linux-apf`, and four times the memory that the machine gives it
+//! The suite `async-fault`: Debian's Linux with the module of `guests/linux-apf`, and four times the memory that the machine gives it
 //! at a time. `bm` (`guests/bm`) is what it runs, and finds each write that is lost.
 
 use std::time::Duration;
@@ -10,8 +10,8 @@ use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_workspace::commands::{self, Ran};
 use twofold_workspace::output;
 
-use super::linux;
-use super::machines::{Clock, MODULE, Machines};
+use super::super::vm::linux;
+use super::super::vm::machines::{Clock, MODULE, Machines};
 
 /// Tasks are parked and woken.
 pub fn parks(machines: &Machines, cpus: u32, clock: Clock) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `vm`: guests with four times the memory that the machine gives them at a time.
+//! The suite `async-fault`: guests with four times the memory that the machine gives them at a time.
 
 use std::fs;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use twofold_launch::{GuestSettings, Outcome};
 
 use twofold_workspace::output;
 
-use super::linux;
-use super::machines::{Clock, Machines};
+use super::super::vm::linux;
+use super::super::vm::machines::{Clock, Machines};
 
 /// What the tasks of one run did.
 struct Done {

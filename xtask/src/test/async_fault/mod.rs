@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `async-fault`: guests with more memory than the machine gives them at a time, whose pages leave to a store.
+//!
+//! | file | contents |
+//! |---|---|
+//! | [`pages`] | bare-metal guests in each mode, virtio devices and the balloon, Linux without the module |
+//! | [`linux`] | a Linux that knows asynchronous page faults, by its module |
+//!
+//! Invariant: no test depends on how fast the machine is, as in the suite `vm`, whose machines these are.
+
+mod linux;
+mod pages;
+
+use std::sync::Arc;
+
+use libtest_mimic::Failed;
+use twofold_launch::swap::Mode;
+use twofold_workspace::{Workspace, build, install};
+
+use super::harness::{self, Depth, Tally, harness};
+use super::vm::machines::{Clock, Machines};
+use crate::arguments::TestOptions;
+
+/// Runs the suite.
+pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
+    if !options.list {
+        install::target(install::TARGET)?;
+        build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
+    }
+    let machines = Arc::new(Machines::new(workspace, options.list)?);
+    let chosen = TESTS.iter().filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick);
+    let trials = chosen.map(|(name, _, test)| {
+        let machines = Arc::clone(&machines);
+        harness::trial(name, move || test(&machines).map_err(|error| Failed::from(format!("{error:#}"))))
+    });
+    // Most of the machines have two CPUs.
+    harness(trials.collect(), 1, options)
+}
+
+type Test = fn(&Machines) -> anyhow::Result<()>;
+
+const TESTS: &[(&str, Depth, Test)] = &[
+    ("pages::tasks_that_wait_off", Depth::Quick, |machines| pages::tasks(machines, Mode::Off, 1, Clock::Counted)),
+    ("pages::tasks_that_wait_halted", Depth::Quick, |machines| pages::tasks(machines, Mode::Halt, 1, Clock::Counted)),
+    ("pages::tasks_that_park", Depth::Quick, |machines| pages::tasks(machines, Mode::Pv, 1, Clock::Counted)),
+    ("pages::tasks_that_wait_off_on_3_vcpus", Depth::Full, |machines| {
+        pages::tasks(machines, Mode::Off, 3, Clock::Real)
+    }),
+    ("pages::tasks_that_wait_halted_on_3_vcpus", Depth::Full, |machines| {
+        pages::tasks(machines, Mode::Halt, 3, Clock::Real)
+    }),
+    ("pages::tasks_that_park_on_3_vcpus", Depth::Quick, |machines| pages::tasks(machines, Mode::Pv, 3, Clock::Real)),
+    ("pages::tasks_that_all_park_on_3_vcpus", Depth::Quick, pages::tasks_that_all_park),
+    ("pages::buffers_of_virtio_devices", Depth::Quick, |machines| pages::buffers(machines, 1 << 20)),
+    ("pages::buffers_of_virtio_devices_in_few_pages", Depth::Full, |machines| pages::buffers(machines, 64 << 10)),
+    ("pages::balloon", Depth::Quick, |machines| pages::balloon(machines, false)),
+    ("pages::balloon_beside_a_store", Depth::Quick, |machines| pages::balloon(machines, true)),
+    ("pages::work_beside_faults", Depth::Full, pages::gains),
+    ("pages::linux_on_a_disk", Depth::Quick, |machines| pages::linux_on_a_disk(machines, Mode::Halt, 2)),
+    ("pages::linux_off_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Off, 1)),
+    ("pages::linux_off_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Off, 2)),
+    ("pages::linux_halted_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 1)),
+    ("pages::linux_halted_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 2)),
+    ("linux::parks_tasks", Depth::Full, |machines| linux::parks(machines, 1, Clock::Counted)),
+    ("linux::parks_tasks_on_2_vcpus", Depth::Quick, |machines| linux::parks(machines, 2, Clock::Real)),
+    ("linux::gains", Depth::Full, linux::gains),
+    ("linux::the_module_comes_and_goes", Depth::Full, linux::comes_and_goes),
+    ("linux::vcpus_come_and_go", Depth::Full, linux::hotplug),
+    ("linux::parked_tasks_are_killed", Depth::Full, linux::killed),
+];
