@@ -424,20 +424,21 @@ impl Vm {
         progress
     }
 
-    /// Gives up the pages of `range`, whose content is not needed: what is in the store need not come. Shortens the range to
-    /// what is done, if an interrupt came.
-    fn forget_pages(&self, range: &mut IpaRange) -> Result<(), Error> {
-        if self.swap.is_some() {
-            range.end = self.memory.give_up(range.clone())?.end;
+    /// Gives up the pages of `range`, whose content is not needed: what is in the store need not come. Returns the part that
+    /// is done, which is shorter than `range` if an interrupt came.
+    fn forget_pages(&self, range: IpaRange) -> Result<IpaRange, Error> {
+        if self.swap.is_none() {
+            return Ok(range);
         }
-        Ok(())
+        let given_up = self.memory.give_up(range.clone())?;
+        Ok(range.start..given_up.end)
     }
 
-    /// What a restart has done with so many bytes, unless a page has to come first. Then the page is asked for, and wakes the
-    /// restart's task.
-    fn or_awaits(&self, done: Result<(), Error>, bytes: u64) -> Result<Piece, Error> {
+    /// The piece of a restart that ended with `done`, the number of bytes it handled. A page that has to come first is asked
+    /// for, and wakes the restart's task.
+    fn or_awaits(&self, done: Result<u64, Error>) -> Result<Piece, Error> {
         match done {
-            Ok(()) => Ok(Piece::Part(bytes)),
+            Ok(bytes) => Ok(Piece::Part(bytes)),
             Err(error @ Error::Absent { page, .. }) => {
                 self.memory.bring(page, swap::RESTART).map_err(|_| error)?;
                 self.pages_asked_for();
@@ -596,13 +597,15 @@ impl restart::Guest for Vm {
             return Ok(Piece::Last);
         }
         let start = Ipa::new(virt::RAM_BASE) + offset;
-        let mut range = start..start + most.min(size - offset);
-        let cleared = self.forget_pages(&mut range).and_then(|()| self.memory.clear(self.ram, range.clone()));
-        self.or_awaits(cleared, range.end - range.start)
+        let forgotten = self.forget_pages(start..start + most.min(size - offset));
+        self.or_awaits(forgotten.and_then(|range| {
+            let bytes = range.end - range.start;
+            self.memory.clear(self.ram, range).map(|()| bytes)
+        }))
     }
 
     fn write(&self, at: Ipa, bytes: &[u8]) -> Result<Piece, Error> {
-        self.or_awaits(self.memory.write(at, bytes), bytes.len() as u64)
+        self.or_awaits(self.memory.write(at, bytes).map(|()| bytes.len() as u64))
     }
 
     fn reset_devices(&self) {

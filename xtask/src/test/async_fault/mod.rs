@@ -11,35 +11,22 @@
 mod linux;
 mod pages;
 
-use std::sync::Arc;
-
-use libtest_mimic::Failed;
 use twofold_launch::swap::Mode;
-use twofold_workspace::{Workspace, build, install};
+use twofold_workspace::Workspace;
 
-use super::harness::{self, Depth, Tally, harness};
-use super::vm::machines::{Clock, Machines};
+use super::harness::{Depth, Tally, harness};
+use super::vm::machines::Clock;
+use super::vm::{self, Test};
 use crate::arguments::TestOptions;
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
-    if !options.list {
-        install::target(install::TARGET)?;
-        build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
-    }
-    let machines = Arc::new(Machines::new(workspace, options.list)?);
-    let chosen = TESTS.iter().filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick);
-    let trials = chosen.map(|(name, _, test)| {
-        let machines = Arc::clone(&machines);
-        harness::trial(name, move || test(&machines).map_err(|error| Failed::from(format!("{error:#}"))))
-    });
+    let machines = vm::prepare(workspace, options)?;
     // Most of the machines have two CPUs.
-    harness(trials.collect(), 1, options)
+    harness(vm::trials(&machines, depth, TESTS), 1, options)
 }
 
-type Test = fn(&Machines) -> anyhow::Result<()>;
-
-const TESTS: &[(&str, Depth, Test)] = &[
+const TESTS: &[Test] = &[
     ("pages::tasks_that_wait_off", Depth::Quick, |machines| pages::tasks(machines, Mode::Off, 1, Clock::Counted)),
     ("pages::tasks_that_wait_halted", Depth::Quick, |machines| pages::tasks(machines, Mode::Halt, 1, Clock::Counted)),
     ("pages::tasks_that_park", Depth::Quick, |machines| pages::tasks(machines, Mode::Pv, 1, Clock::Counted)),

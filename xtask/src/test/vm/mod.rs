@@ -49,13 +49,8 @@ use machines::{Clock, Machines};
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
-    if !options.list {
-        install::target(install::TARGET)?;
-        build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
-    }
-    let machines = Arc::new(Machines::new(workspace, options.list)?);
-    let chosen = TESTS.iter().filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick);
-    let mut trials: Vec<_> = chosen.map(|(name, _, test)| trial(&machines, name, test)).collect();
+    let machines = prepare(workspace, options)?;
+    let mut trials = trials(&machines, depth, TESTS);
     if depth == Depth::Full {
         trials.extend((1..=PARTS).map(|part| {
             let name = format!("isolation::every_system_register_beside_another_guest_{part:02}_of_{PARTS}");
@@ -64,6 +59,21 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     }
     // Most of the machines have two CPUs.
     harness(trials, 1, options)
+}
+
+/// Builds the images and fetches Linux, unless the tests are only listed.
+pub(super) fn prepare(workspace: &Workspace, options: &TestOptions) -> anyhow::Result<Arc<Machines>> {
+    if !options.list {
+        install::target(install::TARGET)?;
+        build::images(workspace, &[build::HYPERVISOR, build::GUEST])?;
+    }
+    Ok(Arc::new(Machines::new(workspace, options.list)?))
+}
+
+/// Those of the tests that belong to `depth`.
+pub(super) fn trials(machines: &Arc<Machines>, depth: Depth, tests: &'static [Test]) -> Vec<Trial> {
+    let chosen = tests.iter().filter(|(_, at, _)| depth == Depth::Full || *at == Depth::Quick);
+    chosen.map(|(name, _, test)| trial(machines, name, test)).collect()
 }
 
 fn trial(
@@ -78,9 +88,10 @@ fn trial(
 /// The parts in which all system registers are tried.
 const PARTS: u64 = 16;
 
-type Test = fn(&Machines) -> anyhow::Result<()>;
+/// A test on these machines: its name, from which depth on it runs, and what it does.
+pub(super) type Test = (&'static str, Depth, fn(&Machines) -> anyhow::Result<()>);
 
-const TESTS: &[(&str, Depth, Test)] = &[
+const TESTS: &[Test] = &[
     ("linux_with_1_vcpu_on_2_cpus", Depth::Full, |machines| linux::loaded(machines, &[1], 10)),
     ("linux_with_2_vcpus_on_2_cpus", Depth::Full, |machines| linux::loaded(machines, &[2], 10)),
     ("linux_with_4_vcpus_on_2_cpus", Depth::Quick, |machines| linux::loaded(machines, &[4], 1)),
