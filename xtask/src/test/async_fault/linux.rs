@@ -5,6 +5,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use twofold_abi::bundle::flags;
+use twofold_abi::channel::Command;
 use twofold_launch::GuestSettings;
 use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_workspace::commands::{self, Ran};
@@ -91,6 +93,33 @@ pub fn killed(machines: &Machines) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Linux reboots while some of its pages are in the store. The system after the reboot does the same work.
+pub fn reboots(machines: &Machines, mode: Mode) -> anyhow::Result<()> {
+    const BOOTS: usize = 2;
+    let linux = Linux { machines, mode, cpus: 2, delay: Duration::from_micros(100), clock: Clock::Real };
+    let (load, checked) = (load(), format!("{} --check", bm(2, 1)));
+    // The kernel has no messages in this line.
+    let mut lines = vec![checked.as_str(), "echo 'has worked'; reboot -f"];
+    if mode == Mode::Pv {
+        lines = vec![&load, &checked, PARKED, "echo 'has worked'; reboot -f"];
+    }
+    let guest = linux.guest(&lines)?;
+    let guest = GuestSettings { flags: guest.flags | flags::RESTART, ..guest };
+    let (outcome, ()) = machines.driven(vec![guest], Clock::Real, |driver| {
+        let mut boots = 0;
+        while boots < BOOTS {
+            let line = driver.lines.recv().with_context(|| format!("the console ended after {boots} boots"))?;
+            // A command before has failed.
+            let has_failed = line.starts_with("twofold: end ") && !line.trim_end().ends_with(" 0");
+            ensure!(!has_failed, "boot {boots}: {line}");
+            boots += usize::from(line.trim_end() == "has worked");
+        }
+        driver.session.ask(None, Command::Quit)?;
+        Ok(())
+    })?;
+    linux::no_complaints(&outcome)
+}
+
 /// The kernel's warning about a module that is not its own would go into the commands' lines.
 fn load() -> String {
     format!("dmesg -n 4 && insmod {MODULE} && dmesg -n 5")
@@ -109,6 +138,8 @@ const TRACE: &str = "echo 1 > /sys/kernel/tracing/events/twofold_apf/enable";
 const TRACED: &str = "cd /sys/kernel/tracing && echo 0 > tracing_on && \
                       grep -m 1 'twofold_apf_not_present: token=.* parked$' trace && \
                       grep -m 1 'twofold_apf_ready: token=.* woken=1$' trace";
+/// Tasks were parked since the module was loaded.
+const PARKED: &str = "[ $(cat /sys/bus/platform/drivers/twofold-apf/async-page-fault/parked) -gt 0 ]";
 /// Waits until a task is parked that was not before.
 const PARKS: &str = "cd /sys/bus/platform/drivers/twofold-apf/async-page-fault && before=$(cat parked) && \
                      while [ $(cat parked) = $before ]; do sleep 0.1; done";

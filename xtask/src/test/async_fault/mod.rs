@@ -54,4 +54,6 @@ const TESTS: &[Test] = &[
     ("linux::the_module_comes_and_goes", Depth::Full, linux::comes_and_goes),
     ("linux::vcpus_come_and_go", Depth::Full, linux::hotplug),
     ("linux::parked_tasks_are_killed", Depth::Full, linux::killed),
+    ("linux::reboots_with_pages_in_the_store", Depth::Full, |machines| linux::reboots(machines, Mode::Off)),
+    ("linux::reboots_with_the_module", Depth::Full, |machines| linux::reboots(machines, Mode::Pv)),
 ];
