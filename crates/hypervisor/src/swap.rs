@@ -40,22 +40,36 @@
 //! **Nothing waits for I/O**, and no fault writes: pages leave in the task only. A vCPU that waits is blocked, so its wait is
 //! not stolen time.
 //!
+//! # A store that fails
+//!
+//! A write that fails leaves its page in memory. The task goes on to other pages, and some of them may leave without a write. If
+//! none can, a page that waits for a frame would wait for ever.
+//!
+//! - N1. The task goes on until `PATIENCE` writes in a row have failed, and no page has left meanwhile.
+//! - N2. Then nothing that waits for a frame waits any longer: a vCPU stops its guest, and says why.
+//! - N3. The task rests: it writes nothing for the headroom alone. What waits for a frame later ends the rest, and N1 begins
+//!   anew.
+//!
 //! [`GuestMemory::bring`]: twofold_memory::GuestMemory::bring
 //! [`GuestGic::kick_for`]: crate::gic::guest::GuestGic::kick_for
 
+mod cause;
 mod disk_store;
 mod store;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use spin::Mutex;
 use twofold_memory::async_fault::{Arrival, Arrivals, Completion, Mode};
-use twofold_memory::swap::{AttachError, Clock, Failure, LimitError, Notify, SwapOptions, Waiter, WriteOutError};
+use twofold_memory::swap::{
+    AttachError, Clock, Failure, LimitError, Notify, Relief, SwapOptions, Waiter, WriteOutError,
+};
 use twofold_memory::{Frames, GuestMemory, HUGE_PAGE};
-use twofold_stage2::MetadataMap;
 use twofold_stage2::arm64::{Arm64, IdentityMap};
+use twofold_stage2::{Ipa, MetadataMap};
 use twofold_vmm::config::{self, Config};
 use twofold_vmm::guests::SwapMemory;
 use twofold_vmm::memory_store::MemoryStore;
@@ -68,6 +82,7 @@ use crate::virtio::host::HostDisk;
 use crate::vm::{self, Vm};
 use crate::{heap, host_devices, read_sysreg, schedule, timer, virtio};
 
+use cause::{Cause, Causes, Why};
 use disk_store::DiskStore;
 use store::Store;
 
@@ -81,12 +96,20 @@ pub struct Swap {
     arrivals: Vec<Arrivals>,
     /// Chooses the pages that leave. The task has it.
     hand: Mutex<Clock>,
+    /// N3: the task rests.
+    rests: AtomicBool,
+    /// What went wrong.
+    causes: Mutex<Causes>,
+    /// The serial number of the store's disk.
+    disk: Option<[u8; host_devices::disk::ID]>,
 }
 
 /// Frames that the task keeps free, so that most faults need not wait for one.
 const HEADROOM: u64 = 64;
 /// Pages that the task writes out in one piece of its work.
 const PIECE: u64 = 2;
+/// N1: writes that fail in a row. Each was asked several times.
+const PATIENCE: u32 = 128;
 /// Transfers that an interrupt ends. Each copies a page.
 const ENDS: u32 = 2;
 /// What may wait beside vCPUs and devices: the restart of the guest.
@@ -152,8 +175,20 @@ impl Swap {
             }
         });
         memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Notifier { guest: number }), &options)?;
-        let arrivals = (0..config.cpus).map(|_| Arrivals::new()).collect();
-        Ok(Some(Self { store, mode: settings.mode, task, arrivals, hand: Mutex::new(Clock::new()) }))
+        let disk = match settings.store {
+            config::Store::Memory { .. } => None,
+            config::Store::Disk(id) => Some(id),
+        };
+        Ok(Some(Self {
+            store,
+            mode: settings.mode,
+            task,
+            arrivals: (0..config.cpus).map(|_| Arrivals::new()).collect(),
+            hand: Mutex::new(Clock::new()),
+            rests: AtomicBool::new(false),
+            causes: Mutex::default(),
+            disk,
+        }))
     }
 
     /// From now on the guest has no more than its limit. What is too much leaves at once to a store in memory, before the guest
@@ -213,18 +248,43 @@ impl Swap {
             return Progress::More;
         }
         let wanted = memory.wants_frames();
-        if wanted == 0 {
+        if wanted == 0 || self.store.failed_writes() >= PATIENCE && !self.begins_anew(memory) {
             return Progress::Finished;
         }
         match self.hand.lock().make_room(memory, wanted.min(PIECE)) {
-            Ok(relief) if relief.freed + relief.started > 0 => Progress::More,
             // All pages are on their way, or pinned: their completions wake the task.
-            Ok(_) => Progress::Finished,
-            Err(_) => {
+            Ok(Relief { freed: 0, started: 0 }) => Progress::Finished,
+            Ok(Relief { freed: 0, .. }) => Progress::More,
+            Ok(_) => {
+                self.store.forget_failed_writes();
+                Progress::More
+            }
+            Err(error) => {
+                self.causes.lock().leaving = Some(Cause::NoRoom(error));
                 memory.fail_waiting();
                 Progress::Finished
             }
         }
+    }
+
+    /// N2 and N3. Returns whether the task's rest is over.
+    #[cold]
+    fn begins_anew(&self, memory: &GuestMemory<EnginePlatform>) -> bool {
+        if !self.rests.swap(true, Ordering::Relaxed) {
+            memory.fail_waiting();
+            return false;
+        }
+        let is_awaited = memory.frame_use().waiting > 0;
+        if is_awaited {
+            self.rests.store(false, Ordering::Relaxed);
+            self.store.forget_failed_writes();
+        }
+        is_awaited
+    }
+
+    /// Why this page cannot be brought, or any if it is not known which.
+    pub(crate) fn why(&self, page: Option<Ipa>) -> Why {
+        Why { cause: self.causes.lock().of(page), disk: self.disk }
     }
 }
 
@@ -289,7 +349,8 @@ impl Notify for Notifier {
     }
 
     fn failed(&self, failure: &Failure) {
-        if let Some((vm, _)) = self.guest() {
+        if let Some((vm, swap)) = self.guest() {
+            swap.causes.lock().note(failure);
             vm.refused(format_args!("{failure}"));
         }
     }

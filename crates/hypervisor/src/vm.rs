@@ -411,8 +411,9 @@ impl Vm {
 
     /// A piece of the work of the I/O task.
     pub(crate) fn io(&self) -> Progress {
-        let progress = self.devices.virtio.work(Around { vm: self, here: None }).unwrap_or_else(|why| {
-            self.stop_for(format_args!("{why}"));
+        let progress = self.devices.virtio.work(Around { vm: self, here: None }).unwrap_or_else(|device| {
+            let why = self.swap.as_ref().map(|swap| swap.why(None)).unwrap_or_default();
+            self.stop_for(format_args!("{device}{why}"));
             Progress::Finished
         });
         // The virtio console may have written.

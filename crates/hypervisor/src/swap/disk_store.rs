@@ -19,6 +19,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use spin::Mutex;
 use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, WriteRequest};
@@ -35,6 +36,8 @@ pub struct DiskStore {
     disk: &'static dyn HostDisk,
     client: Client,
     state: Mutex<State>,
+    /// Writes that have failed in a row. The task changes it.
+    failed_writes: AtomicU32,
 }
 
 struct State {
@@ -84,7 +87,13 @@ impl DiskStore {
             flying: [const { None }; TRANSFERS],
             buffers: (0..TRANSFERS).map(|_| vec![0; PAGE as usize].into_boxed_slice()).collect(),
         };
-        Self { platform, disk, client: disk.open(Waker::new(task)), state: Mutex::new(state) }
+        Self {
+            platform,
+            disk,
+            client: disk.open(Waker::new(task)),
+            state: Mutex::new(state),
+            failed_writes: AtomicU32::new(0),
+        }
     }
 
     /// S4, for one request. Returns whether there was one.
@@ -107,9 +116,23 @@ impl DiskStore {
         self.start(&mut state);
         drop(state);
         if let Some(flight) = flight {
+            if let Request::Write(_) = flight.request {
+                let in_a_row = if ended.is_good { 0 } else { self.failed_writes().saturating_add(1) };
+                self.failed_writes.store(in_a_row, Ordering::Relaxed);
+            }
             flight.end(memory, if ended.is_good { Ok(()) } else { Err(IO) });
         }
         true
+    }
+
+    /// Writes that have failed in a row.
+    pub(super) fn failed_writes(&self) -> u32 {
+        self.failed_writes.load(Ordering::Relaxed)
+    }
+
+    /// Those do not count any more.
+    pub(super) fn forget_failed_writes(&self) {
+        self.failed_writes.store(0, Ordering::Relaxed);
     }
 
     /// A request that the disk has failed is asked once more, or comes back.

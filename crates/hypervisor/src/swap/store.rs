@@ -35,6 +35,21 @@ impl Store {
         }
     }
 
+    /// Writes that have failed in a row.
+    pub(super) fn failed_writes(&self) -> u32 {
+        match self {
+            Self::Memory(_) => 0,
+            Self::Disk(store) => store.failed_writes(),
+        }
+    }
+
+    /// Those do not count any more.
+    pub(super) fn forget_failed_writes(&self) {
+        if let Self::Disk(store) = self {
+            store.forget_failed_writes();
+        }
+    }
+
     fn pages(&self) -> &dyn PageStore {
         match self {
             Self::Memory(store) => store,

@@ -291,7 +291,10 @@ impl<'a> Loaded<'a> {
                 None
             }
             Next::Wait(_) => Some(Leave::Page),
-            Next::Stop { page } => self.fail(format_args!("the page at {page} is in the store, and cannot be brought")),
+            Next::Stop { page } => {
+                let why = swap.why(Some(page));
+                self.fail(format_args!("the page at {page} is in the store, and cannot be brought{why}"))
+            }
         }
     }
 

@@ -5,11 +5,13 @@
 //! |---|---|
 //! | [`pages`] | bare-metal guests in each mode, virtio devices and the balloon, Linux without the module |
 //! | [`linux`] | a Linux that knows asynchronous page faults, by its module |
+//! | [`swap_device`] | stores on a disk that fails or stands still |
 //!
 //! Invariant: no test depends on how fast the machine is, as in the suite `vm`, whose machines these are.
 
 mod linux;
 mod pages;
+mod swap_device;
 
 use twofold_launch::swap::Mode;
 use twofold_workspace::Workspace;
@@ -56,4 +58,8 @@ const TESTS: &[Test] = &[
     ("linux::parked_tasks_are_killed", Depth::Full, linux::killed),
     ("linux::reboots_with_pages_in_the_store", Depth::Full, |machines| linux::reboots(machines, Mode::Off)),
     ("linux::reboots_with_the_module", Depth::Full, |machines| linux::reboots(machines, Mode::Pv)),
+    ("swap_device::that_fails_one_request_in_a_thousand", Depth::Quick, swap_device::one_in_a_thousand),
+    ("swap_device::that_stands_still_for_a_second", Depth::Full, swap_device::a_pause),
+    ("swap_device::that_fails_for_good_beside_another_guest", Depth::Full, swap_device::for_good),
+    ("swap_device::whose_writes_fail_for_good_beside_another_guest", Depth::Quick, swap_device::writes_for_good),
 ];

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The suite `async-fault`: stores on a disk of the machine that fails or stands still. The guest waits, or is stopped with a
+//! reason, and no other guest notices.
+//!
+//! The disk is that of an NBD server of this program, which counts what it fails.
+
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use twofold_abi::channel::{Command, GuestState};
+use twofold_launch::GuestSettings;
+use twofold_launch::swap::{Mode, Store, Swap};
+
+use super::super::devices::nbd::{Contents, Server};
+use super::super::vm::machines::{Clock, Machines};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// Each request with a multiple of this number fails.
+    Every(u64),
+    /// The disk answers nothing for a second, at the request with this number.
+    Pause(u64),
+    /// Each request after this number fails.
+    After(u64),
+    /// Each write after this number of requests fails.
+    WritesAfter(u64),
+}
+
+#[derive(Debug)]
+struct Disk {
+    bytes: Vec<u8>,
+    fault: Fault,
+    requests: u64,
+    failed_reads: u64,
+    failed_writes: u64,
+    pauses: u64,
+}
+
+impl Disk {
+    /// A request. Returns whether it fails.
+    fn admit(&mut self, is_write: bool) -> bool {
+        self.requests += 1;
+        match self.fault {
+            Fault::Every(number) => self.requests.is_multiple_of(number),
+            Fault::After(number) => self.requests > number,
+            Fault::WritesAfter(number) => is_write && self.requests > number,
+            Fault::Pause(number) => {
+                if self.requests == number {
+                    self.pauses += 1;
+                    // The server's lock is taken, so nothing else is answered either.
+                    thread::sleep(Duration::from_secs(1));
+                }
+                false
+            }
+        }
+    }
+
+    fn failure() -> io::Error {
+        const EIO: i32 = 5;
+        io::Error::from_raw_os_error(EIO)
+    }
+}
+
+impl Contents for Disk {
+    fn size(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read(&mut self, position: u64, bytes: &mut [u8]) -> io::Result<()> {
+        if self.admit(false) {
+            self.failed_reads += 1;
+            return Err(Self::failure());
+        }
+        let start = position as usize;
+        bytes.copy_from_slice(&self.bytes[start..start + bytes.len()]);
+        Ok(())
+    }
+
+    fn write(&mut self, position: u64, bytes: &[u8], _: bool) -> io::Result<()> {
+        if self.admit(true) {
+            self.failed_writes += 1;
+            return Err(Self::failure());
+        }
+        let start = position as usize;
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Serves the store of a guest with this memory.
+fn serve(directory: &Path, memory: u64, fault: Fault) -> anyhow::Result<(Server<Disk>, Store)> {
+    let socket = directory.join("pages");
+    let bytes = vec![0; (memory + (2 << 20)) as usize];
+    let disk = Disk { bytes, fault, requests: 0, failed_reads: 0, failed_writes: 0, pauses: 0 };
+    Ok((Server::start(disk, &socket).context("no NBD server")?, Store::Server(socket)))
+}
+
+/// The bare-metal guest that writes to an array of four times its resident memory.
+fn tasks(machines: &Machines, name: &str, store: Store, milliseconds: u64) -> GuestSettings {
+    let program = format!("bm={milliseconds} faulters=2 workers=1 size=56M");
+    let swap = Swap { resident: 14 << 20, store, mode: Mode::Pv };
+    GuestSettings { swap: Some(swap), ..machines.bare(name, 1, &program) }
+}
+
+/// One request in a thousand fails. It is asked again, so the guest notices nothing.
+pub fn one_in_a_thousand(machines: &Machines) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (server, store) = serve(directory.path(), 64 << 20, Fault::Every(1000))?;
+    machines.checked(vec![tasks(machines, "guest", store, 3000)], Clock::Real)?;
+    failed_reads(&server)
+}
+
+/// A page whose only copy is on the disk needs its read. Without another try the guest is stopped.
+fn failed_reads(server: &Server<Disk>) -> anyhow::Result<()> {
+    let (requests, reads, writes) = server.look(|disk| (disk.requests, disk.failed_reads, disk.failed_writes));
+    ensure!(reads > 0, "of {requests} requests {reads} reads and {writes} writes failed");
+    Ok(())
+}
+
+/// The disk answers nothing for a second. The guest goes on afterwards.
+pub fn a_pause(machines: &Machines) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    // The array does not fit, so its 14,336 pages leave before the tasks begin.
+    let (server, store) = serve(directory.path(), 64 << 20, Fault::Pause(12_000))?;
+    machines.checked(vec![tasks(machines, "guest", store, 3000)], Clock::Real)?;
+    let (requests, pauses) = server.look(|disk| (disk.requests, disk.pauses));
+    ensure!(pauses == 1 && requests > 12_000, "{pauses} pauses in {requests} requests");
+    Ok(())
+}
+
+/// From some request on each one fails.
+pub fn for_good(machines: &Machines) -> anyhow::Result<()> {
+    is_stopped(machines, Fault::After(12_000), "")
+}
+
+/// From some request on each write fails: no frame becomes free, so no page can come either.
+pub fn writes_for_good(machines: &Machines) -> anyhow::Result<()> {
+    is_stopped(machines, Fault::WritesAfter(12_000), "write the page at 0x")
+}
+
+/// The guest is stopped, with the disk and the cause as its reason. The guest beside it goes on.
+fn is_stopped(machines: &Machines, fault: Fault, what: &str) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (_server, store) = serve(directory.path(), 64 << 20, fault)?;
+    let guests = vec![tasks(machines, "one", store, 600_000), machines.bare("two", 1, "pace=20")];
+    let (outcome, ()) = machines.driven(guests, Clock::Real, |driver| {
+        driver.session.wait_for(0, 0, GuestState::Failed)?;
+        // Those that came before.
+        while driver.lines.try_recv().is_ok() {}
+        let paces = driver.lines.iter().filter(|line| line.starts_with("[two] pace: ")).take(20).count();
+        ensure!(paces == 20, "the other guest went on for {paces} lines");
+        driver.session.ask(None, Command::Quit)?;
+        Ok(())
+    })?;
+    let failed = format!("cannot be brought: the store could not {what}");
+    let words = [
+        "\"one\" cannot go on: the page at 0x",
+        &failed,
+        "error 5 of its device (the machine's disk \"twofold-swap-0\")",
+    ];
+    let errors = &outcome.control.errors;
+    let is_said = errors.iter().any(|line| words.iter().all(|word| line.contains(word)));
+    ensure!(is_said, "no line with {words:?}: {errors:?}");
+    Ok(())
+}
