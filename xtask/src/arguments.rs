@@ -72,6 +72,9 @@ pub struct BuildOptions {
     /// Builds the Linux module of guests/linux-apf instead, for Debian's kernel: fetches its headers, and installs a compiler
     #[arg(long)]
     pub linux_module: bool,
+    /// Builds a Linux guest that runs guests/bm instead, for `twofold bench async-fault --on hypervisor`
+    #[arg(long, conflicts_with = "linux_module")]
+    pub linux_bm: bool,
 }
 
 /// Options of `fuzz`.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask build`: builds the bare-metal images, or the Linux module.
+//! `cargo xtask build`: builds the bare-metal images, the Linux module, or a Linux guest that runs `bm`.
 
 use std::process::ExitCode;
 
 use twofold_workspace::build::{EL2_TESTS, GUEST, HYPERVISOR, MEASURING_HYPERVISOR, images};
 use twofold_workspace::install::TARGET;
 use twofold_workspace::{Workspace, steps::Steps};
-use twofold_workspace::{install, linux_module};
+use twofold_workspace::{install, linux_bm, linux_module};
 
 use crate::arguments::BuildOptions;
 
@@ -18,6 +18,15 @@ pub fn command(workspace: &Workspace, options: &BuildOptions) -> anyhow::Result<
             let module = linux_module::build(workspace)?;
             let path = workspace.shown(&module.path).display().to_string();
             Ok(((), format!("{path} for Linux {}", module.release)))
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if options.linux_bm {
+        steps.step("guest", || {
+            let guest = linux_bm::build(workspace)?;
+            let [kernel, initrd] =
+                [&guest.kernel, &guest.initrd].map(|path| workspace.shown(path).display().to_string());
+            Ok(((), format!("{kernel}, {initrd}: Linux {} that runs bm", guest.release)))
         })?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -37,6 +37,8 @@ pub enum Quantity {
     Work,
     /// Absent pages that a store brought.
     PagesBrought,
+    /// Random pages that the guest's tasks wrote to, absent or not.
+    PagesWritten,
     /// Requests that a guest has served.
     Requests,
     /// Requests per second.
@@ -68,6 +70,7 @@ impl Quantity {
             Self::Rate => "accesses per second",
             Self::Work => "work",
             Self::PagesBrought => "pages brought",
+            Self::PagesWritten => "pages written",
             Self::Requests => "requests",
             Self::RequestRate => "requests per second",
             Self::PagesSent => "pages sent",
@@ -83,6 +86,9 @@ impl Quantity {
 
     /// Whether a larger value is better.
     pub const fn more_is_better(self) -> bool {
-        matches!(self, Self::Rate | Self::RequestRate | Self::Requests | Self::Work | Self::PagesBrought)
+        matches!(
+            self,
+            Self::Rate | Self::RequestRate | Self::Requests | Self::Work | Self::PagesBrought | Self::PagesWritten
+        )
     }
 }

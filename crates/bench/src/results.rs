@@ -150,6 +150,8 @@ pub enum Kind {
     Native,
     /// Counted: identical in each run.
     Counted,
+    /// Measured in an emulator, at the pace of this host: only runs in turns can be compared.
+    Emulated,
     /// Measured, plus a stated price for an event that costs nothing here.
     Modelled,
 }
@@ -223,6 +225,7 @@ impl Kind {
         match self {
             Self::Native => "native",
             Self::Counted => "counted",
+            Self::Emulated => "emulated",
             Self::Modelled => "modelled",
         }
     }

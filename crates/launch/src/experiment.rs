@@ -142,6 +142,15 @@ pub struct Counted {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Phase(pub Report);
 
+/// What time is on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// A nanosecond for each instruction of its one CPU: equal runs are equal.
+    Counted,
+    /// The host's. Each vCPU has a CPU.
+    Real,
+}
+
 /// Why there are no figures, and how to get them.
 #[derive(Debug, Error)]
 pub enum ExperimentError {
@@ -231,6 +240,11 @@ const OWN_MEMORY: u64 = 64 << 20;
 impl Platform<'_> {
     /// Runs a guest on a deterministic machine with one CPU, in a temporary directory of its own, until it ends.
     pub(crate) fn run(&self, guest: &GuestSettings) -> Result<Outcome, ExperimentError> {
+        self.run_with(guest, Clock::Counted)
+    }
+
+    /// As [`run`](Self::run), with this clock.
+    pub(crate) fn run_with(&self, guest: &GuestSettings, clock: Clock) -> Result<Outcome, ExperimentError> {
         let directory = tempfile::Builder::new().prefix("twofold-").tempdir()?;
         let bundle = Bundle::write(std::slice::from_ref(guest), &directory.path().join("guest.bundle"))?;
         let machine = Machine {
@@ -239,9 +253,9 @@ impl Platform<'_> {
             spare_memory: 0,
             append: None,
             cpu: self.cpu.to_owned(),
-            cpus: 1,
+            cpus: if clock == Clock::Counted { 1 } else { guest.cpus },
             memory_file: None,
-            deterministic: true,
+            deterministic: clock == Clock::Counted,
         };
         let launch = Launch {
             qemu: self.qemu,

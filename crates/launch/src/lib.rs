@@ -14,11 +14,12 @@
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
 //! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]); [`exits::measure`] does so
-//! for what events cost at EL2.
+//! for what events cost at EL2, and [`async_fault::Bm`] for the work of a guest whose pages are in a store.
 //!
 //! The crate depends on `twofold-abi`, and on `twofold-workload` for guest modes: only files and lines connect it with
 //! the image.
 
+pub mod async_fault;
 pub mod bundle;
 pub mod channel;
 pub mod check;

@@ -6,6 +6,7 @@
 
 mod async_fault;
 mod counted;
+mod emulated;
 mod log;
 mod migrate_model;
 mod part;
@@ -96,6 +97,7 @@ fn parts(options: &HeadlineOptions) -> Vec<Box<dyn Part>> {
     parts.push(Box::new(log::LogPart::default()));
     parts.extend(stages::StagesPart::all().into_iter().map(|part| Box::new(part) as Box<dyn Part>));
     parts.push(Box::new(counted::CountedPart::new(options.images.clone())));
+    parts.push(Box::new(emulated::EmulatedPart::new(options.images.clone())));
     parts.retain(|part| {
         let name = part.name();
         options.only.is_empty() || options.only.iter().any(|word| name.contains(word.as_str()))
@@ -165,7 +167,7 @@ mod tests {
         let mut sources: Vec<_> = rows.iter().map(|row| row.source.as_str()).collect();
         sources.dedup();
         assert_eq!(sources, ["Bras 2026", "Natapov 2010", "Bras RFC 2026", "Kolothum 2023", "Wang 2021", "target"]);
-        assert_eq!(rows.iter().filter(|row| row.source == TARGET).count(), 23);
+        assert_eq!(rows.iter().filter(|row| row.source == TARGET).count(), 24);
     }
 
     #[test]

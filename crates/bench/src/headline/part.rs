@@ -2,7 +2,7 @@
 //! The parts of the table, in order. The variants of a part take turns, as often as the time allows.
 //!
 //! Invariants: a part's first round is checked and is in no figure. No part uses another part's time. No part has fewer
-//! runs than [`LEAST`], unless a signal ends the program.
+//! runs than [`LEAST`], unless it has a number of its own, or a signal ends the program.
 
 use std::time::{Duration, Instant};
 
@@ -31,9 +31,9 @@ pub trait Part {
     /// A check of the measured operation failed.
     fn round(&mut self, bench: &mut Bench<'_>, round: Round) -> anyhow::Result<()>;
 
-    /// Whether all rounds are identical, so that one is enough.
-    fn is_exact(&self) -> bool {
-        false
+    /// The number of timed rounds, if the time is not to decide. `asked`: what the user asks for. 1 if all are identical.
+    fn rounds(&self, asked: Option<u32>) -> Option<u32> {
+        asked
     }
 
     /// The part's rows. If the part cannot be measured, they say `why`.
@@ -93,11 +93,7 @@ pub fn measure(mut parts: Vec<Box<dyn Part>>, bench: &mut Bench<'_>) -> anyhow::
 fn run(part: &mut dyn Part, bench: &mut Bench<'_>, share: Duration) -> anyhow::Result<()> {
     let start = Instant::now();
     part.round(bench, Round::Checked)?;
-    let wanted = match bench.plan.runs {
-        _ if part.is_exact() => 1,
-        Some(runs) => runs,
-        None => fitting(share, start.elapsed()),
-    };
+    let wanted = part.rounds(bench.plan.runs).unwrap_or_else(|| fitting(share, start.elapsed()));
     for run in 1..=wanted {
         if bench.stop.is_requested() {
             break;
@@ -150,8 +146,8 @@ mod tests {
             Ok(())
         }
 
-        fn is_exact(&self) -> bool {
-            self.is_exact
+        fn rounds(&self, asked: Option<u32>) -> Option<u32> {
+            if self.is_exact { Some(1) } else { asked }
         }
 
         fn rows(&self, why: Option<&str>) -> Vec<HeadlineRow> {

@@ -22,7 +22,7 @@ mod size;
 
 use clap::Subcommand;
 
-pub use async_fault::{AsyncFaultOptions, FaultMode, MOST_TASKS};
+pub use async_fault::{AsyncFaultOptions, BmGuest, FaultMode, MOST_TASKS};
 pub use compare::CompareOptions;
 pub use dirty_costs::DirtyCostsOptions;
 pub use dirty_log::DirtyLogOptions;

@@ -37,6 +37,7 @@ pub fn phase(name: &str) -> Option<&'static str> {
         "send" => "Records go through a socket.",
         "compress" => "Pages that are not zero are compressed.",
         "encrypt" => "Records are encrypted and authenticated.",
+        "writes" => "The random pages that the guest's tasks wrote to in the same time, absent or not.",
         "pages" => "The absent pages that the guest's tasks touched and the store brought in the same time.",
         "migration" => {
             "From the begin of the migration until all of the guest is at the target, or was offered to it in the model."

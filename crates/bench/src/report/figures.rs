@@ -24,7 +24,7 @@ pub fn figures(section: &Section<'_>) -> Result<Markup, Error> {
     let quantities = in_order(section.groups.iter().map(|group| group.quantity));
     let is_first = |quantity: &Quantity| match quantity {
         Quantity::Time | Quantity::Instructions | Quantity::Rate | Quantity::Work | Quantity::PagesBrought => true,
-        Quantity::RequestRate | Quantity::PagesSent => true,
+        Quantity::RequestRate | Quantity::PagesSent | Quantity::PagesWritten => true,
         Quantity::CpuTime => !quantities.contains(&Quantity::Time),
         _ => false,
     };

@@ -176,7 +176,7 @@ impl Summary {
         let figures = format!("{figure} against {against} {}", unit.name);
         let verb = match phase.quantity {
             Quantity::Rate => "makes",
-            Quantity::Work | Quantity::PagesBrought => "is",
+            Quantity::Work | Quantity::PagesBrought | Quantity::PagesWritten => "is",
             _ => verb,
         };
         let than = words::than(ratio);
@@ -288,13 +288,14 @@ impl Phase {
 }
 
 /// What a phase is shown by, in the order of preference.
-const QUANTITIES: [Quantity; 11] = [
+const QUANTITIES: [Quantity; 12] = [
     Quantity::Time,
     Quantity::Instructions,
     Quantity::Rate,
     Quantity::CpuTime,
     Quantity::Work,
     Quantity::PagesBrought,
+    Quantity::PagesWritten,
     Quantity::RequestRate,
     Quantity::Requests,
     Quantity::PagesSent,

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Summaries of several runs.
 
+mod mean;
 mod quartiles;
 mod ratio;
 mod spread;
 
+pub use mean::Mean;
 pub use quartiles::{Quartiles, short};
 pub use ratio::{Random, Ratio};
 pub use spread::Spread;

@@ -10,10 +10,11 @@ use twofold_abi::channel::Command;
 use twofold_launch::GuestSettings;
 use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_workspace::commands::{self, Ran};
+use twofold_workspace::linux_bm::load;
 use twofold_workspace::output;
 
 use super::super::vm::linux;
-use super::super::vm::machines::{Clock, MODULE, Machines};
+use super::super::vm::machines::{Clock, Machines};
 
 /// Tasks are parked and woken.
 pub fn parks(machines: &Machines, cpus: u32, clock: Clock) -> anyhow::Result<()> {
@@ -118,11 +119,6 @@ pub fn reboots(machines: &Machines, mode: Mode) -> anyhow::Result<()> {
         Ok(())
     })?;
     linux::no_complaints(&outcome)
-}
-
-/// The kernel's warning about a module that is not its own would go into the commands' lines.
-fn load() -> String {
-    format!("dmesg -n 4 && insmod {MODULE} && dmesg -n 5")
 }
 
 /// This number of faulting threads and the same of working ones, for this number of seconds, with an array of twice the resident memory.

@@ -2,7 +2,6 @@
 //! The guests of the suite, and how they are booted.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -14,8 +13,7 @@ use twofold_launch::{Devices, Driver, GuestSettings, Outcome, Pages, Qemu, machi
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::{self, Wanted};
-use twofold_workspace::static_program::{self, Architecture, Profile};
-use twofold_workspace::{Workspace, build, commands, fetch, initramfs, install, linux_module};
+use twofold_workspace::{Workspace, build, commands, fetch, initramfs, install, linux_bm};
 
 /// What the tests of the suite share.
 pub struct Machines {
@@ -87,9 +85,10 @@ impl Machines {
     }
 
     /// Debian's Linux, which runs these commands, and then powers off. It has the module of asynchronous page faults as
-    /// [`MODULE`], and `bm`. The name is that of its initramfs, too.
+    /// [`linux_bm::MODULE`], and `bm`. The name is that of its initramfs, too.
     pub fn commanded(&self, name: &str, cpus: u32, commands: &[String]) -> anyhow::Result<GuestSettings> {
-        let programs = self.programs.get_or_init(|| programs(&self.workspace).map_err(|error| format!("{error:#}")));
+        let programs =
+            self.programs.get_or_init(|| linux_bm::programs(&self.workspace).map_err(|error| format!("{error:#}")));
         let mut files = programs.clone().map_err(anyhow::Error::msg).context("the programs of a Linux are missing")?;
         files.insert(commands::FILE.to_owned(), commands::lines(commands)?);
         let linux = fetch::fetch(&self.workspace, false)?;
@@ -148,17 +147,6 @@ impl Machines {
             image: Image::Plain,
         }
     }
-}
-
-/// The module in the guest.
-pub const MODULE: &str = "/modules/twofold-apf.ko";
-
-fn programs(workspace: &Workspace) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
-    install::target(Architecture::Aarch64.target())?;
-    let bm = static_program::build(workspace, static_program::BM, Architecture::Aarch64, Profile::Release)?;
-    let module = linux_module::build(workspace)?.path;
-    let files = [("bin/bm", bm), (MODULE.trim_start_matches('/'), module)];
-    files.into_iter().map(|(name, path)| Ok((name.to_owned(), fs::read(path)?))).collect()
 }
 
 fn linux(workspace: &Workspace) -> anyhow::Result<(PathBuf, PathBuf)> {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Measures a plan: in each run each mode gets a new guest, with the run's seed.
+//! Measures a plan on the machine: in each run each mode gets a new guest, with the run's seed. What was measured is recorded
+//! here for all platforms.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use twofold_machine::tasks::Nanos;
 use super::guest::{Did, Guest};
 use super::plan::{Bm, NAME, Plan};
 use crate::experiment::progress::Progress;
-use crate::options::FaultMode;
+use crate::options::{BmGuest, FaultMode};
 use crate::readable;
 use crate::report::explained::AT;
 use crate::results::{Kind, Measurement, Platform, Quantity, Results};
@@ -20,7 +21,7 @@ use crate::stop::Stop;
 /// # Errors
 ///
 /// A guest does not fit or cannot go on, or its array differs from what was written.
-pub fn results(plan: &Plan, progress: Progress, stop: &Stop) -> anyhow::Result<Results> {
+pub fn results(plan: &Plan, progress: &Progress, stop: &Stop) -> anyhow::Result<Results> {
     let mut results = Results { notes: plan.notes(), ..Results::begin() };
     for run in 0..=plan.runs {
         // The modes of a run are complete or left out.
@@ -49,7 +50,7 @@ pub fn results(plan: &Plan, progress: Progress, stop: &Stop) -> anyhow::Result<R
             results.notes.extend(taken.iter().map(|(mode, latency, did)| counted(*mode, *latency, did)));
         }
         for (mode, latency, did) in taken.iter().filter(|_| run > 0) {
-            record(&mut results, &plan.bm, *mode, *latency, did);
+            record(&mut results, &plan.bm, *mode, *latency, &Score::of(did));
         }
     }
     Ok(results)
@@ -64,8 +65,31 @@ pub fn measure(bm: &Bm, mode: FaultMode, latency: Nanos, seed: u64, is_checked: 
     Guest::new(bm)?.run(mode.mode(), latency, seed, is_checked)
 }
 
+/// What `bm` did in a run, and where.
+#[derive(Clone, Copy, Debug)]
+pub struct Score {
+    /// The platform.
+    pub platform: Platform,
+    /// How it was obtained.
+    pub kind: Kind,
+    /// What ran it, on the hypervisor.
+    pub guest: Option<BmGuest>,
+    /// The work of all workers.
+    pub work: u64,
+    /// The pages that the store brought; on the hypervisor, those that were written.
+    pub pages: u64,
+}
+
+impl Score {
+    /// A run on the machine.
+    pub fn of(did: &Did) -> Self {
+        let (work, pages) = (did.work(), did.counts.vcpus.pages);
+        Self { platform: Platform::Machine, kind: Kind::Modelled, guest: None, work, pages }
+    }
+}
+
 /// Adds what a run did to the results.
-pub fn record(results: &mut Results, bm: &Bm, mode: FaultMode, latency: Nanos, did: &Did) {
+pub fn record(results: &mut Results, bm: &Bm, mode: FaultMode, latency: Nanos, score: &Score) {
     let settings = [
         ("async", mode.name().to_owned()),
         ("bytes", bm.bytes.to_string()),
@@ -76,18 +100,19 @@ pub fn record(results: &mut Results, bm: &Bm, mode: FaultMode, latency: Nanos, d
         ("workers", bm.workers.to_string()),
     ];
     let configuration: BTreeMap<_, _> = settings.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    let pages = if score.guest.is_some() { (WRITES, Quantity::PagesWritten) } else { (PAGES, Quantity::PagesBrought) };
     let figures = [
-        (phase(WORK, latency), Quantity::Work, did.work()),
-        (phase(PAGES, latency), Quantity::PagesBrought, did.counts.vcpus.pages),
+        (phase(WORK, latency, score.guest), Quantity::Work, score.work),
+        (phase(pages.0, latency, score.guest), pages.1, score.pages),
     ];
     for (phase, quantity, figure) in figures {
         let new = Measurement {
             experiment: NAME.to_owned(),
-            platform: Platform::Machine,
+            platform: score.platform,
             configuration: configuration.clone(),
             phase,
             quantity,
-            kind: Kind::Modelled,
+            kind: score.kind,
             runs: Vec::new(),
         };
         let all = &mut results.measurements;
@@ -99,15 +124,18 @@ pub fn record(results: &mut Results, bm: &Bm, mode: FaultMode, latency: Nanos, d
     }
 }
 
-/// A phase's name: `work at 10 ms`.
-pub fn phase(name: &str, latency: Nanos) -> String {
-    format!("{name}{AT}{latency}")
+/// A phase's name: `work at 10 ms`, or `work at 10 ms, linux`.
+pub fn phase(name: &str, latency: Nanos, guest: Option<BmGuest>) -> String {
+    let guest = guest.map(|guest| format!(", {}", guest.name())).unwrap_or_default();
+    format!("{name}{AT}{latency}{guest}")
 }
 
-/// The work of the workers, and the pages that the store brought.
+/// The work of the workers.
 pub const WORK: &str = "work";
 /// The pages that the store brought.
 pub const PAGES: &str = "pages";
+/// The pages that the tasks wrote.
+pub const WRITES: &str = "writes";
 
 /// What one guest counted, in one line.
 fn counted(mode: FaultMode, latency: Nanos, did: &Did) -> String {

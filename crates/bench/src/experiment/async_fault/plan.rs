@@ -4,21 +4,29 @@
 //! Invariant: contradictory options, and a guest that does not fit into this machine, are refused before anything is
 //! set up.
 
+use std::path::PathBuf;
+
 use anyhow::ensure;
 use twofold_machine::tasks::bm::MOST_FAULTERS;
 use twofold_machine::tasks::{Costs, Nanos};
 
 use crate::machine;
-use crate::options::{AsyncFaultOptions, FaultMode, MOST_TASKS};
+use crate::options::{AsyncFaultOptions, BmGuest, FaultMode, MOST_TASKS};
 use crate::readable;
 use crate::report::Files;
-use crate::results::Platform;
+use crate::results::{Kind, Platform};
 
 /// What to measure, and which files to write.
 #[derive(Debug)]
 pub struct Plan {
     /// The guest.
     pub bm: Bm,
+    /// Where it runs.
+    pub on: Platform,
+    /// What runs `bm` on the hypervisor; on the machine, none.
+    pub guests: Vec<BmGuest>,
+    /// The directory of the hypervisor's images. `None`: those of this workspace.
+    pub images: Option<PathBuf>,
     /// The modes that are compared; the baseline comes first.
     pub modes: Vec<FaultMode>,
     /// The store's latencies, one experiment each.
@@ -57,18 +65,34 @@ impl Plan {
     ///
     /// The options contradict each other, the guest does not fit here, or a file cannot be written.
     pub fn of(options: &AsyncFaultOptions) -> anyhow::Result<Self> {
-        let on = options.on;
-        ensure!(on == Platform::Machine, "--on {on}: only the machine has virtual time, so use --on machine");
+        let (on, mut guests) = (options.on, options.guest.clone());
+        ensure!(
+            on != Platform::Kvm,
+            "--on kvm: KVM has no such faults on arm64, so use --on machine or --on hypervisor"
+        );
         let bm = Bm::of(options)?;
+        ensure_once("--guest", &guests, |guest| guest.name().to_owned())?;
+        if on == Platform::Hypervisor {
+            if guests.is_empty() {
+                guests.extend(BmGuest::ALL);
+            }
+            ensure!(options.seed == 1 && !options.verbose, "--seed and -v are for the machine");
+            guests.iter().try_for_each(|guest| bm.ensure_possible_in(*guest))?;
+        } else {
+            ensure!(guests.is_empty() && options.images.is_none(), "--guest and --images are for --on hypervisor");
+        }
         ensure_once("--mode", &options.mode, |mode| mode.name().to_owned())?;
         ensure_once("--latency", &options.latency, Nanos::to_string)?;
         let mut modes = options.mode.clone();
         modes.sort_by_key(|mode| *mode != FaultMode::Off);
         Ok(Self {
-            bm,
+            on,
+            guests,
+            images: options.images.clone(),
             modes,
             latencies: options.latency.clone(),
-            runs: options.runs,
+            runs: if on == Platform::Hypervisor && bm.vcpus == 1 { 1 } else { options.runs },
+            bm,
             seed: options.seed,
             verbose: options.verbose,
             files: Files::check(&options.output)?,
@@ -77,11 +101,27 @@ impl Plan {
 
     /// The number of single measurements.
     pub fn steps(&self) -> u64 {
-        (u64::from(self.runs) + 1) * self.modes.len() as u64 * self.latencies.len() as u64
+        let runs = u64::from(self.runs) + u64::from(self.on == Platform::Machine);
+        runs * self.modes.len() as u64 * self.latencies.len() as u64 * self.guests.len().max(1) as u64
+    }
+
+    /// How the figures are obtained.
+    pub fn kind(&self) -> Kind {
+        match self.on {
+            Platform::Machine | Platform::Kvm => Kind::Modelled,
+            Platform::Hypervisor if self.bm.vcpus == 1 => Kind::Counted,
+            Platform::Hypervisor => Kind::Emulated,
+        }
     }
 
     /// Notes that a reader of the figures needs.
     pub fn notes(&self) -> Vec<String> {
+        if self.on == Platform::Hypervisor {
+            return vec![match self.kind() {
+                Kind::Counted => COUNTED.to_owned(),
+                _ => EMULATED.to_owned(),
+            }];
+        }
         let prices = Costs::STATED.stated().map(|one| format!("{} {} ({})", one.what, one.price, one.source));
         let mut notes = vec![
             format!("modelled: time is virtual, and these prices are stated: {}", prices.join(", ")),
@@ -118,6 +158,10 @@ impl Plan {
     }
 }
 
+const COUNTED: &str = "counted: an instruction takes a nanosecond, at EL2 and in the guest alike, so all runs are equal; writes to \
+                       pages that are present count, too";
+const EMULATED: &str = "emulated: each vCPU has a CPU of QEMU, at the pace of this host; the modes take turns, and only their ratios \
+                        can be compared with anything; writes to pages that are present count, too";
 const CEILING: &str = "pv can do about twice the work of off, and no more: a faulting task that waits in off or halt is the \
                        current task and is charged for it, so a fair scheduler gives the workers half of the time, and \
                        they can have all of it at most. halt overlaps a worker's slice with the wait, so it brings more \
@@ -129,9 +173,11 @@ impl Bm {
         Self { vcpus: 2, faulting: 2, workers: 2, bytes: 64 << 20, limit: 32 << 20, time: Nanos::millis(5000) };
 
     fn of(options: &AsyncFaultOptions) -> anyhow::Result<Self> {
-        let vcpus = options.vcpus;
+        let is_emulated = options.on == Platform::Hypervisor;
+        let vcpus = options.vcpus.unwrap_or(if is_emulated { 1 } else { Self::SMALL.vcpus });
         let (faulting, workers) = (options.faulting.unwrap_or(vcpus), options.workers.unwrap_or(vcpus));
-        let typed = options.memory.0;
+        let typed =
+            options.memory.map_or(if is_emulated { EMULATED_BYTES } else { Self::SMALL.bytes }, |memory| memory.0);
         ensure!((1..=MOST).contains(&typed), "-m {typed}: an array has 1 byte to {}", readable::bytes(MOST));
         let bytes = typed.next_multiple_of(PAGE);
         let limit = match options.limit {
@@ -139,7 +185,8 @@ impl Bm {
             None => (bytes / 2).next_multiple_of(PAGE),
         };
         let bm = Self { vcpus, faulting, workers, bytes, limit, time: options.time };
-        let (needed, free) = (bm.needed(), machine::memory("MemAvailable:"));
+        let needed = if is_emulated { 2 * bm.memory() } else { bm.needed() };
+        let free = machine::memory("MemAvailable:");
         ensure!(
             free.is_none_or(|free| needed <= free),
             "-m {} needs {} MiB of this machine's memory, of which {} MiB are free: use a smaller array",
@@ -148,6 +195,38 @@ impl Bm {
             free.unwrap_or(0) >> 20
         );
         Ok(bm)
+    }
+
+    /// Bytes of the guest's memory on the hypervisor, in the proportion of Natapov 2010.
+    pub fn memory(&self) -> u64 {
+        self.limit.saturating_mul(4)
+    }
+
+    /// Refuses what a guest on the hypervisor cannot do.
+    fn ensure_possible_in(&self, guest: BmGuest) -> anyhow::Result<()> {
+        let Self { vcpus, faulting, workers, bytes, .. } = *self;
+        match guest {
+            BmGuest::Bare => {
+                let is_even = faulting.is_multiple_of(vcpus) && workers.is_multiple_of(vcpus);
+                ensure!(
+                    is_even && (faulting + workers) / vcpus <= BARE_TASKS,
+                    "-f {faulting} -w {workers}: the bare-metal guest has as many tasks on each of {vcpus} vCPUs, at most \
+                     {BARE_TASKS}; or use --guest linux"
+                );
+            }
+            BmGuest::Linux => ensure!(
+                self.time.get().is_multiple_of(1_000_000_000),
+                "-t {}: in Linux, bm runs for whole seconds; or use --guest bare",
+                self.time
+            ),
+        }
+        ensure!(
+            bytes <= self.memory() - self.memory() / 8,
+            "-m {}: the guest has four times --limit, {}, and needs some for itself: raise --limit",
+            readable::bytes(bytes),
+            readable::bytes(self.memory())
+        );
+        Ok(())
     }
 
     /// Bytes of this machine's memory: the array in memory or in the store, and what each faulting task has written.
@@ -169,6 +248,11 @@ fn ensure_once<T: Copy + PartialEq>(option: &str, all: &[T], name: impl Fn(&T) -
     }
     Ok(())
 }
+
+/// Bytes of the array on the hypervisor: a Linux needs some for itself in half of them.
+const EMULATED_BYTES: u64 = 128 << 20;
+/// Tasks on a vCPU of the bare-metal guest.
+const BARE_TASKS: u64 = 8;
 
 /// The experiment's name in results.
 pub const NAME: &str = "async-fault";
@@ -204,10 +288,29 @@ mod tests {
     }
 
     #[test]
+    fn on_the_hypervisor_one_vcpu_is_counted_once_and_several_are_emulated() {
+        let plan = Plan::of_line("--on hypervisor --runs 10").unwrap();
+        assert_eq!((plan.runs, plan.kind(), plan.steps()), (1, Kind::Counted, 12));
+        assert_eq!((plan.bm.vcpus, plan.bm.faulting, plan.bm.workers), (1, 1, 1));
+        assert_eq!((plan.bm.bytes, plan.bm.limit, plan.bm.memory()), (128 << 20, 64 << 20, 256 << 20));
+        let plan = Plan::of_line("--on hypervisor --guest linux --vcpus 2 --runs 10 --latency 10ms").unwrap();
+        assert_eq!((plan.runs, plan.kind(), plan.steps()), (10, Kind::Emulated, 30));
+        assert!(plan.bm.is_as_published());
+        assert!(Plan::of_line("--on hypervisor --guest bare -t 500ms").is_ok());
+    }
+
+    #[test]
     fn what_contradicts_itself_or_does_not_fit_is_refused() {
         for (line, why) in [
-            ("--on kvm", "only the machine"),
-            ("--on hypervisor", "only the machine"),
+            ("--on kvm", "use --on machine or --on hypervisor"),
+            ("--guest bare", "--guest and --images are for"),
+            ("--on hypervisor --seed 2", "for the machine"),
+            ("--on hypervisor -v", "for the machine"),
+            ("--on hypervisor --guest bare,bare", "--guest bare twice"),
+            ("--on hypervisor --vcpus 2 -f 3", "on each of 2 vCPUs"),
+            ("--on hypervisor -f 5 -w 4", "at most 8"),
+            ("--on hypervisor -t 500ms", "whole seconds"),
+            ("--on hypervisor -m 256M --limit 64M", "raise --limit"),
             ("--mode off,off", "--mode off twice"),
             ("--latency 1ms,1000us", "--latency 1 ms twice"),
             ("--latency 0us", "not a latency"),

@@ -12,7 +12,7 @@ const SMALL: &str = "-m 1M -t 600ms --runs 4 --latency 10ms,100us";
 
 fn results(line: &str) -> Results {
     let plan = Plan::of_line(line).unwrap();
-    let mut results = measure::results(&plan, Progress::new(plan.steps()).unwrap(), &Stop::never()).unwrap();
+    let mut results = measure::results(&plan, &Progress::new(plan.steps()).unwrap(), &Stop::never()).unwrap();
     results.notes.extend(judge::ratios(&plan, &results));
     results.headline = judge::rows(&plan, &results);
     results
@@ -100,7 +100,7 @@ fn a_guest_at_its_least_limit_goes_on_and_a_moment_without_pages_is_no_error() {
 #[test]
 fn a_limit_below_what_a_guest_needs_is_refused_with_the_figure() {
     let plan = Plan::of_line("-m 1M --limit 64K").unwrap();
-    let error = measure::results(&plan, Progress::new(1).unwrap(), &Stop::never()).unwrap_err();
+    let error = measure::results(&plan, &Progress::new(1).unwrap(), &Stop::never()).unwrap_err();
     let error = format!("{error:#}");
     assert!(error.contains("--limit: a limit of 16 frames is too small: the guest needs 32"), "{error}");
 }

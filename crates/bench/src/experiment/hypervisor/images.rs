@@ -30,7 +30,7 @@ impl Images {
         let images = Self::in_directory(&directory.map_or_else(|| workspace.join("target/image"), Path::to_owned));
         if directory.is_none() && images.missing().is_some() {
             doing("building the hypervisor's image (cargo xtask build)");
-            build(&workspace)?;
+            build(&workspace, &["build"])?;
         }
         match images.missing() {
             Some(missing) => {
@@ -53,20 +53,55 @@ impl Images {
     }
 }
 
-/// Runs `cargo xtask build`, with nothing on standard output.
-fn build(workspace: &Path) -> anyhow::Result<()> {
+/// A Linux guest that runs `bm`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinuxImages {
+    /// Its kernel.
+    pub kernel: PathBuf,
+    /// Its initrd.
+    pub initrd: PathBuf,
+}
+
+impl LinuxImages {
+    /// The guest of `directory`, or of this workspace. `doing` is called with a message before a long build.
+    ///
+    /// # Errors
+    ///
+    /// A file is missing, and cannot be made.
+    pub fn find(directory: Option<&Path>, doing: impl Fn(&str)) -> anyhow::Result<Self> {
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let place = directory.map_or_else(|| workspace.join("target/image"), Path::to_owned);
+        let images = Self { kernel: place.join("linux.img"), initrd: place.join("bm.cpio") };
+        let missing = || [&images.kernel, &images.initrd].into_iter().find(|image| !image.is_file());
+        if directory.is_none() && missing().is_some() {
+            doing("making a Linux guest with bm (cargo xtask build --linux-bm)");
+            build(&workspace, &["build", "--linux-bm"])?;
+        }
+        match missing() {
+            Some(missing) => bail!(
+                "there is no {}: run `cargo xtask build --linux-bm`, or name its directory with --images",
+                missing.display()
+            ),
+            None => Ok(images),
+        }
+    }
+}
+
+/// Runs `cargo xtask` with these words, with nothing on standard output.
+fn build(workspace: &Path, words: &[&str]) -> anyhow::Result<()> {
     ensure!(
         workspace.join("xtask").is_dir(),
         "the hypervisor's image is built from this program's sources, which are not here: use --images DIR"
     );
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["xtask", "build"]).current_dir(workspace).stdin(Stdio::null());
-    let done = command.output().context("cannot start `cargo xtask build`")?;
+    command.arg("xtask").args(words).current_dir(workspace).stdin(Stdio::null());
+    let name = format!("cargo xtask {}", words.join(" "));
+    let done = command.output().with_context(|| format!("cannot start `{name}`"))?;
     let said = String::from_utf8_lossy(&done.stderr);
     // The first error is the cause. Cargo's last line only says that the command failed.
     let why = said.lines().find(|line| line.starts_with("error")).unwrap_or_default();
-    ensure!(done.status.success(), "`cargo xtask build` failed: {why}");
+    ensure!(done.status.success(), "`{name}` failed: {why}");
     Ok(())
 }
 
@@ -86,5 +121,16 @@ mod tests {
             fs::write(directory.path().join(name), "").unwrap();
         }
         assert_eq!(find().unwrap(), Images::in_directory(directory.path()));
+    }
+
+    #[test]
+    fn what_is_missing_of_a_linux_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let find = || LinuxImages::find(Some(directory.path()), |_| panic!("nothing is made for this directory"));
+        for name in ["linux.img", "bm.cpio"] {
+            assert!(find().unwrap_err().to_string().contains(name), "{name}");
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        assert_eq!(find().unwrap().initrd, directory.path().join("bm.cpio"));
     }
 }

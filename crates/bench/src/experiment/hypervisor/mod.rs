@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use twofold_abi::vendor::PHASES;
+use twofold_launch::async_fault::{Bm, Done, Program as BmProgram};
 use twofold_launch::exits::{self, EventCost};
 use twofold_launch::experiment::{DirtyLog, PageTable, Phase, Platform as On, Program};
+use twofold_launch::swap::Mode;
 use twofold_launch::{Counted, Experiment, Pages, Qemu, machine};
 use twofold_workload::policies::Policies;
 
@@ -23,7 +25,7 @@ use super::setup::{Backing, Setup};
 use super::target::Taken;
 use crate::results::{Quantity, Results};
 use crate::stop::Stop;
-pub use images::Images;
+pub use images::{Images, LinuxImages};
 
 /// The hypervisor in QEMU.
 pub struct Hypervisor {
@@ -45,14 +47,20 @@ impl Hypervisor {
 
     /// Adds what a reader of the figures needs to know.
     pub fn describe(&self, results: &mut Results) {
-        results.host.push((
-            "QEMU".to_owned(),
-            format!("{}, -cpu {}, one instruction a nanosecond", self.qemu.version(), machine::CPU_DEFAULT),
-        ));
+        self.describe_machine(results);
+        if let Some((_, qemu)) = results.host.last_mut() {
+            qemu.push_str(", one instruction a nanosecond");
+        }
         results.notes.push(
             "counted: instructions at EL2, not time; a TLBI, a barrier or an exit counts like any other instruction"
                 .to_owned(),
         );
+    }
+
+    /// Adds which machine it is.
+    pub fn describe_machine(&self, results: &mut Results) {
+        let qemu = format!("{}, -cpu {}", self.qemu.version(), machine::CPU_DEFAULT);
+        results.host.push(("QEMU".to_owned(), qemu));
     }
 
     /// Counts the work of a dirty log.
@@ -91,6 +99,19 @@ impl Hypervisor {
     /// The hypervisor or the guest failed.
     pub fn exits(&self, count: u64) -> anyhow::Result<Vec<EventCost>> {
         exits::measure(count, &self.on(&self.images.plain)).context("on the hypervisor")
+    }
+
+    /// Runs `bm` once in the bare-metal guest, or in this Linux, with a store that takes `delay` for a page.
+    ///
+    /// # Errors
+    ///
+    /// The hypervisor or the guest failed.
+    pub fn bm(&self, bm: &Bm, linux: Option<&LinuxImages>, mode: Mode, delay: Duration) -> anyhow::Result<Done> {
+        let program = match linux {
+            Some(LinuxImages { kernel, initrd }) => BmProgram::Linux { kernel, initrd },
+            None => BmProgram::Bare,
+        };
+        bm.run(program, mode, delay, &self.on(&self.images.plain)).context("on the hypervisor")
     }
 
     fn on<'h>(&'h self, image: &'h Path) -> On<'h> {
