@@ -195,11 +195,16 @@ impl Swap {
     /// runs; after that transfers take their time.
     pub fn limit(&self, config: &Config<'_>, memory: &GuestMemory<EnginePlatform>) -> Result<(), SwapError> {
         let Some(settings) = &config.swap else { return Ok(()) };
-        let over = memory.set_limit(settings.resident / PAGE)?;
+        let mut over = memory.set_limit(settings.resident / PAGE)?;
         // No disk answers before the guests run: then the task does the same.
         if let (Store::Memory(store), config::Store::Memory { delay }) = (&*self.store, settings.store) {
-            if over > 0 {
-                let _left = self.hand.lock().make_room(memory, over)?;
+            // An interrupt that is pending stays so until the guests run.
+            while over > 0 {
+                let relief = self.hand.lock().make_room(memory, over)?;
+                over = over.saturating_sub(relief.freed + relief.started);
+                if !relief.is_interrupted {
+                    break;
+                }
             }
             store.set_delay(u64::from(delay) * read_sysreg!(CNTFRQ_EL0) / MICROSECONDS);
         }
@@ -253,7 +258,7 @@ impl Swap {
         }
         match self.hand.lock().make_room(memory, wanted.min(PIECE)) {
             // All pages are on their way, or pinned: their completions wake the task.
-            Ok(Relief { freed: 0, started: 0 }) => Progress::Finished,
+            Ok(Relief { freed: 0, started: 0, is_interrupted: false }) => Progress::Finished,
             Ok(Relief { freed: 0, .. }) => Progress::More,
             Ok(_) => {
                 self.store.forget_failed_writes();

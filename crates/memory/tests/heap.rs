@@ -211,7 +211,7 @@ fn pages_leave_with_a_full_heap() {
         MOST.set(most);
         let relief = ages.make_room(memory, 10);
         MOST.set(usize::MAX);
-        assert_eq!(relief, Ok(Relief { freed: 0, started: 10 }), "{most}");
+        assert_eq!(relief, Ok(Relief { freed: 0, started: 10, ..Relief::default() }), "{most}");
         assert_eq!(ages.working_set(63).accessed, 0);
     }
     let left: Vec<_> = (0..60).filter(|page| memory.locate(Ipa::new(page * PAGE)) == Ok(Located::Leaving)).collect();
@@ -246,7 +246,7 @@ fn pages_of_unknown_age_leave_last() {
     let relief = ages.make_room(memory, 512 + 2 + 5);
     MOST.set(usize::MAX);
     // All of the first huge page, and seven pages of the second, of which two are zero.
-    assert_eq!(relief, Ok(Relief { freed: 502 + 2, started: 10 + 5 }));
+    assert_eq!(relief, Ok(Relief { freed: 502 + 2, started: 10 + 5, ..Relief::default() }));
     let requests = std::mem::take(&mut store.0.lock().unwrap().0);
     requests.into_iter().for_each(|request| memory.complete_write(request, Ok(())));
 }
@@ -268,7 +268,7 @@ fn pages_of_a_large_slot_leave_with_a_full_heap() {
         MOST.set(most);
         let relief = ages.make_room(memory, 10);
         MOST.set(usize::MAX);
-        assert_eq!(relief, Ok(Relief { freed: 0, started: 10 }), "{most}");
+        assert_eq!(relief, Ok(Relief { freed: 0, started: 10, ..Relief::default() }), "{most}");
         let requests = std::mem::take(&mut store.0.lock().unwrap().0);
         requests.into_iter().for_each(|request| memory.complete_write(request, Ok(())));
     }

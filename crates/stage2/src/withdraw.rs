@@ -190,6 +190,7 @@ impl<P: Platform> Stage2<P> {
 impl<P: Platform, R: RemovalWatcher> Withdrawal<'_, P, R> {
     /// Completes the flush, frees the unlinked tables, and returns the run, for any use. The [`Freed`] opens the leaves
     /// that were reported.
+    #[inline]
     pub fn reclaim(self, tables: &mut impl TableSource) -> (Run, Freed) {
         let freed = self.pending.complete().free(tables);
         (self.lent.run, freed)

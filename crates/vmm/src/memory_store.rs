@@ -71,22 +71,17 @@ impl<P: Platform> MemoryStore<P> {
     /// one.
     pub fn end_next(&self, memory: &dyn Completions) -> bool {
         let now = (self.now)();
-        let next = {
-            let mut state = self.state.lock(&self.platform);
-            match state.transfers.front() {
-                Some((end, _)) if *end <= now => state.transfers.pop_front(),
-                _ => None,
-            }
-        };
-        match next {
-            Some((_, transfer)) => {
-                self.end(memory, transfer);
-                true
-            }
-            None => false,
+        let mut state = self.state.lock(&self.platform);
+        if state.transfers.front().is_none_or(|(end, _)| *end > now) {
+            return false;
         }
+        let Some((_, transfer)) = state.transfers.pop_front() else { return false };
+        drop(state);
+        self.end(memory, transfer);
+        true
     }
 
+    #[inline(always)]
     fn begin(&self, memory: &dyn Completions, transfer: Transfer) {
         let delay = self.delay.load(Ordering::Relaxed);
         if delay == 0 {
@@ -107,17 +102,18 @@ impl<P: Platform> MemoryStore<P> {
     }
 
     fn end(&self, memory: &dyn Completions, transfer: Transfer) {
-        match transfer {
+        let copied = match &transfer {
             Transfer::Read(request) => {
-                let copied = self.at(request.place()).map(|from| request.frame().copy(&self.platform, 0, from, PAGE));
-                memory.complete_read(request, copied.ok_or(StoreError::Damaged));
+                self.at(request.place()).map(|from| request.frame().copy(&self.platform, 0, from, PAGE))
             }
             Transfer::Write(request) => {
-                let copied = self
-                    .at(request.place())
-                    .map(|(to, offset)| to.copy(&self.platform, offset, (request.frame(), 0), PAGE));
-                memory.complete_write(request, copied.ok_or(StoreError::Damaged));
+                self.at(request.place()).map(|(to, offset)| to.copy(&self.platform, offset, (request.frame(), 0), PAGE))
             }
+        };
+        let result = copied.ok_or(StoreError::Damaged);
+        match transfer {
+            Transfer::Read(request) => memory.complete_read(request, result),
+            Transfer::Write(request) => memory.complete_write(request, result),
         }
     }
 

@@ -139,6 +139,10 @@ impl<P: Platform> GuestMemory<P> {
                 waiting.again = true;
                 return;
             }
+            // The usual case. What comes after this look does B2 itself.
+            if waiting.oldest_wanting().is_none() {
+                return;
+            }
             waiting.serving = true;
         }
         loop {

@@ -23,6 +23,9 @@ pub struct Relief {
     pub freed: u64,
     /// Pages that the store writes.
     pub started: u64,
+    /// An [interrupt is pending](twofold_stage2::Platform::interrupt_is_pending) on this CPU, and ended the call early. The
+    /// caller lets the CPU take it, and calls again.
+    pub is_interrupted: bool,
 }
 
 impl Default for Clock {
@@ -44,7 +47,8 @@ impl Clock {
         Some(page)
     }
 
-    /// Writes out `count` pages, or as many as can leave in one round of the hand.
+    /// Writes out `count` pages, or as many as can leave in one round of the hand. It stops after a page if an interrupt is
+    /// pending.
     ///
     /// # Errors
     ///
@@ -54,7 +58,7 @@ impl Clock {
         let mut relief = Relief::default();
         let mut refused = None;
         let (start, mut last, mut has_wrapped) = (self.next, self.next, false);
-        while relief.freed + relief.started < count {
+        while relief.pages() < count {
             let Some(page) = self.next(memory) else { break };
             has_wrapped |= page < last;
             if has_wrapped && page >= start {
@@ -65,13 +69,30 @@ impl Clock {
                 Ok(WrittenOut::Freed) => relief.freed += 1,
                 Ok(WrittenOut::Started) => relief.started += 1,
                 Ok(WrittenOut::Needed | WrittenOut::NotPresent | WrittenOut::Pinned) => {}
+                Ok(WrittenOut::Interrupted) => relief.is_interrupted = true,
                 Err(error) => refused = Some(error),
+            }
+            if relief.stops(memory, count) {
+                break;
             }
         }
         match refused {
             Some(error) if relief == Relief::default() => Err(error),
             _ => Ok(relief),
         }
+    }
+}
+
+impl Relief {
+    /// Pages that are away, or on their way.
+    pub(super) fn pages(&self) -> u64 {
+        self.freed + self.started
+    }
+
+    /// Whether an interrupt ends the call, which has looked at a page. It does not if all is done.
+    pub(super) fn stops<P: Platform>(&mut self, memory: &GuestMemory<P>, count: u64) -> bool {
+        self.is_interrupted |= self.pages() < count && memory.stage2.platform().interrupt_is_pending();
+        self.is_interrupted
     }
 }
 

@@ -103,18 +103,11 @@ impl<P: Platform> GuestMemory<P> {
         }
         let Kind::Single(state, zeroed) = ram.page(page) else { return Err(absent) };
         let mut is_new = false;
-        let unready = match core::mem::take(state) {
-            Page::Zero => {
-                let run = self.take_frame(page).ok_or(absent)?;
-                Some(self.stage2.lend(run, page, page..page + FRAME))
-            }
-            Page::Unready(lent) => Some(lent),
-            other => {
-                *state = other;
-                None
-            }
-        };
-        if let Some(lent) = unready {
+        if matches!(state, Page::Zero | Page::Unready(_)) {
+            let lent = match core::mem::take(state) {
+                Page::Unready(lent) => lent,
+                _ => self.stage2.lend(self.take_frame(page).ok_or(absent)?, page, page..page + FRAME),
+            };
             lent.run().zero_page(platform, features, 0);
             *zeroed += 1;
             is_new = true;

@@ -100,7 +100,7 @@ impl Generations {
         self.rounds += 1;
     }
 
-    /// Writes out `count` pages, or as many as can leave.
+    /// Writes out `count` pages, or as many as can leave. It stops after a page if an interrupt is pending.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl Generations {
         // after a second.
         let mut looks = 2;
         self.set_slots(memory);
-        while relief.freed + relief.started < count {
+        while relief.pages() < count {
             let Some(at) = self.choose(memory, &mut looks) else { break };
             let age = self.ages.get(at);
             let now = match memory.write_out(self.ages.ipa(at)) {
@@ -126,19 +126,27 @@ impl Generations {
                 Ok(WrittenOut::Needed) => Age::new(Class::Protected, 0),
                 Ok(WrittenOut::NotPresent) => age.with(Class::Away),
                 Ok(WrittenOut::Pinned) => age.with(Class::Undecided),
+                Ok(WrittenOut::Interrupted) => {
+                    relief.is_interrupted = true;
+                    age
+                }
                 Err(error) => {
                     refused = Some(error);
                     age.with(Class::Undecided)
                 }
             };
             self.ages.set(at, now);
+            if relief.stops(memory, count) {
+                break;
+            }
         }
-        let left = relief.freed + relief.started;
-        if left < count && self.ages.is_partial {
+        let left = relief.pages();
+        if left < count && self.ages.is_partial && !relief.is_interrupted {
             match self.clock.make_room(memory, count - left) {
                 Ok(more) => {
                     relief.freed += more.freed;
                     relief.started += more.started;
+                    relief.is_interrupted = more.is_interrupted;
                 }
                 Err(error) => refused = Some(error),
             }

@@ -63,6 +63,8 @@ impl<P: Platform> GuestMemory<P> {
         // X2: L1 and L2.
         let (leaving, lent) = match self.begin_leaving(swap, (page, slot, ram)) {
             Ok(begun) => begun,
+            // The huge page is kept page by page now. The caller takes the interrupt after this page.
+            Err(Ok(WrittenOut::Interrupted)) => return self.give_up_page(swap, (page, slot, ram)),
             Err(Ok(WrittenOut::NotPresent)) => return Err(absent),
             // It stays as it is.
             Err(Ok(_) | Err(WriteOutError::NoMemory { .. })) => return Ok(false),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A page leaves: steps L1 to L7 of the protocol in [`super`].
 
+use core::cell::Cell;
+
 use twofold_stage2::{Broken, Ipa, Lent, Lock, Platform, Run};
 
 use super::arrive::kept_at;
@@ -28,6 +30,10 @@ pub enum WrittenOut {
     NotPresent,
     /// The page is pinned.
     Pinned,
+    /// The page is in memory, and nearer to leaving: its huge page may be kept page by page now. An [interrupt is
+    /// pending](twofold_stage2::Platform::interrupt_is_pending) on this CPU: the caller lets it take the interrupt, and
+    /// calls again.
+    Interrupted,
 }
 
 /// Why a page was not written out. It is in memory.
@@ -98,17 +104,22 @@ impl<P: Platform> GuestMemory<P> {
         let page = page.align_down(FRAME);
         let slot = self.slots.find(page).ok_or(WriteOutError::NoRam { page })?;
         let Content::Ram(ram) = &slot.content else { return Err(WriteOutError::NoRam { page }) };
-        swap.refill(self.stage2.platform());
+        let platform = self.stage2.platform();
+        if swap.refill(platform) && platform.interrupt_is_pending() {
+            // A page that waits may have waited for spare states only.
+            self.serve(swap);
+            return Ok(WrittenOut::Interrupted);
+        }
         let written = match self.begin_leaving(swap, (page, slot, ram)) {
             Ok((leaving, lent)) => self.leave(swap, &leaving, lent),
             Err(refused) => refused,
         };
-        // A page that waits may have waited for spare states only.
         self.serve(swap);
         written
     }
 
     /// L1: takes the page's frame out of its state.
+    #[inline(always)]
     pub(super) fn begin_leaving<'a>(
         &self,
         swap: &Swap,
@@ -126,16 +137,13 @@ impl<P: Platform> GuestMemory<P> {
                 swap.give_back(platform, unused);
                 return Err(none());
             }
+            // The new states were the long part, and a block is split next.
+            if platform.interrupt_is_pending() {
+                return Err(Ok(WrittenOut::Interrupted));
+            }
         }
         let Kind::Single(state, _) = locked.page(page) else { return Err(Ok(WrittenOut::NotPresent)) };
-        let (lent, kept, is_unready) = match core::mem::replace(state, Page::Leaving { written: false }) {
-            Page::Present(Present { lent, kept }) => (lent, kept, false),
-            Page::Unready(lent) => (lent, None, true),
-            other => {
-                *state = other;
-                return Err(Ok(WrittenOut::NotPresent));
-            }
-        };
+        let Some((Present { lent, kept }, is_unready)) = state.leave() else { return Err(Ok(WrittenOut::NotPresent)) };
         swap.leaving.add();
         Ok((Leaving { page, slot, ram, kept, is_unready }, lent))
     }
@@ -176,7 +184,7 @@ impl<P: Platform> GuestMemory<P> {
         &self,
         slot: &Memslot,
         page: Ipa,
-        lent: Lent,
+        mut lent: Lent,
     ) -> Result<(Run, bool), (twofold_stage2::Error, Lent)> {
         let (log, tables) = (slot.tracking.log(), &mut self.tables());
         let own = log.map(|log| log.hold(self.stage2.platform()));
@@ -185,17 +193,16 @@ impl<P: Platform> GuestMemory<P> {
                 log.mark(slot, &(leaf.ipa()..leaf.ipa() + FRAME));
             }
         };
-        let mut lent = lent;
-        let mut broken = None;
+        let broken = Cell::new(None);
         loop {
             let watch = |leaf: Broken| {
                 mark(&leaf);
-                broken = Some(leaf);
+                broken.set(Some(leaf));
             };
-            let withdrawn = self.stage2.withdraw(lent, tables, watch);
-            match withdrawn.map(|withdrawal| withdrawal.reclaim(tables)) {
-                Ok((run, freed)) => {
-                    let leaf = broken.and_then(|leaf| leaf.open(&freed));
+            match self.stage2.withdraw(lent, tables, watch) {
+                Ok(withdrawal) => {
+                    let (run, freed) = withdrawal.reclaim(tables);
+                    let leaf = broken.take().and_then(|leaf| leaf.open(&freed));
                     if own.is_none() {
                         // The slot's first log may have started meanwhile, and this call holds no lock of it.
                         self.note_writes(slot, page..page + FRAME);

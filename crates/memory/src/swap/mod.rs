@@ -33,7 +33,7 @@
 //! # A page leaves
 //!
 //! * L1: under the backing's lock, take the page's [`Lent`](twofold_stage2::Lent) frame by value, and make the state
-//!   *leaving*. A huge page that is whole is broken up first.
+//!   *leaving*. A huge page that is whole is broken up first; if an interrupt is pending then, the page leaves in a later call.
 //! * L2: with the log's lock and without the backing's, withdraw the frame: break the leaf (a block is split first),
 //!   flush, and put what hardware had recorded into the log, as `unmap` does. From here on the content is final.
 //! * L3: read the content.

@@ -56,6 +56,12 @@ impl Peeks {
         Some(self.count)
     }
 
+    /// Whether there is no peek.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// Removes a peek.
     pub(super) fn remove(&mut self, id: u64) {
         self.list.retain(|entry| entry.id != id);

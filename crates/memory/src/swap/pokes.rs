@@ -41,6 +41,12 @@ impl Pokes {
         Some(self.count)
     }
 
+    /// Whether there is no poke.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// Removes a poke.
     pub(super) fn remove(&mut self, id: u64) {
         self.list.retain(|entry| entry.id != id);

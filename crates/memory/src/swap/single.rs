@@ -117,6 +117,21 @@ impl Page {
         }
     }
 
+    /// L1: takes the page's frame, and whether it was never zeroed. `None` if the page has none, or I/O in flight.
+    #[inline(always)]
+    pub(crate) fn leave(&mut self) -> Option<(Present, bool)> {
+        let old = match self {
+            Self::Present(_) | Self::Unready(_) => core::mem::replace(self, Self::Leaving { written: false }),
+            _ => return None,
+        };
+        match old {
+            Self::Present(present) => Some((present, false)),
+            Self::Unready(lent) => Some((Present { lent, kept: None }, true)),
+            // The state was one of those two.
+            _ => None,
+        }
+    }
+
     /// Whether a frame is here, and no I/O is in flight.
     pub(crate) fn has_frame(&self) -> bool {
         matches!(self, Self::Unready(_) | Self::Present(_))

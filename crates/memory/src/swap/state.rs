@@ -85,12 +85,15 @@ impl Swap {
         !self.spare.lock(platform).is_empty()
     }
 
-    /// Allocates what was used, as far as the heap has memory.
-    pub(super) fn refill<P: Platform>(&self, platform: &P) {
+    /// Allocates what was used, as far as the heap has memory. Returns whether anything was.
+    pub(super) fn refill<P: Platform>(&self, platform: &P) -> bool {
+        let mut allocated = false;
         while self.spare.lock(platform).len() < SPARE {
-            let Some(new) = Singles::new() else { return };
+            let Some(new) = Singles::new() else { break };
             self.give_back(platform, new);
+            allocated = true;
         }
+        allocated
     }
 
     /// Takes back states that were not needed. The list never grows on the heap.

@@ -126,8 +126,9 @@ impl Waiting {
     }
 
     /// Whether an entry waits for this page.
+    #[inline]
     pub(super) fn has(&self, page: Ipa) -> bool {
-        self.used().any(|entry| entry.page == page)
+        self.count > 0 && self.used().any(|entry| entry.page == page)
     }
 
     /// Removes and returns an entry for this page whose number is below `until`.
@@ -164,13 +165,22 @@ impl Waiting {
     }
 
     /// The page that has waited longest for a frame.
+    #[inline]
     pub(super) fn oldest_wanting(&self) -> Option<Ipa> {
+        if self.is_empty() { None } else { self.oldest_of_all() }
+    }
+
+    #[inline(never)]
+    fn oldest_of_all(&self) -> Option<Ipa> {
         let entries = self.used().filter(|entry| entry.wants_frame).map(|entry| (entry.number, entry.page));
         entries.chain(self.peeks.wanting()).chain(self.pokes.wanting()).min().map(|(_, page)| page)
     }
 
     /// How many entries, peeks and pokes wait for frames.
     pub(super) fn wanting(&self) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
         let entries = self.used().filter(|entry| entry.wants_frame).count();
         entries + self.peeks.wanting().count() + self.pokes.wanting().count()
     }
@@ -178,6 +188,12 @@ impl Waiting {
     /// Whether this page may have the next free frame: no other has waited for longer.
     pub(super) fn is_next(&self, page: Ipa) -> bool {
         self.oldest_wanting().is_none_or(|oldest| oldest == page)
+    }
+
+    /// Nothing waits: the usual case.
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.count == 0 && self.peeks.is_empty() && self.pokes.is_empty()
     }
 
     fn used(&self) -> impl Iterator<Item = &Entry> {

@@ -23,7 +23,7 @@ fn away(rig: &Rig, pages: core::ops::Range<u64>) -> Vec<u64> {
 }
 
 fn started(count: u64) -> Result<Relief, WriteOutError> {
-    Ok(Relief { freed: 0, started: count })
+    Ok(Relief { freed: 0, started: count, ..Relief::default() })
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_page_that_comes_back_soon_is_protected_at_once() {
     ages.round(&rig.memory);
     // Both have come. Page 40 is new, and page 0 was accessed as long ago as pages 1 to 9: both are on probation.
     // The store has a good copy of page 0.
-    assert_eq!(ages.make_room(&rig.memory, 2), Ok(Relief { freed: 1, started: 1 }));
+    assert_eq!(ages.make_room(&rig.memory, 2), Ok(Relief { freed: 1, started: 1, ..Relief::default() }));
     assert_eq!(away(&rig, 0..41), [0, 40]);
     // Now it comes back at once, and pages 1 to 9 were not used since: one of them leaves, and it stays.
     rig.bring(0, 0);
@@ -200,7 +200,7 @@ fn a_slot_within_a_huge_page_has_its_own_pages() {
     }
     (5..31).for_each(|page| rig.write(page));
     ages.round(&rig.memory);
-    assert_eq!(ages.make_room(&rig.memory, 31), Ok(Relief { freed: 5, started: 26 }));
+    assert_eq!(ages.make_room(&rig.memory, 31), Ok(Relief { freed: 5, started: 26, ..Relief::default() }));
     ages.round(&rig.memory);
     assert_eq!(in_memory(&ages), 0);
     // A slot that goes, and comes again without memory.
@@ -229,7 +229,7 @@ fn pages_leave_although_all_are_used() {
     });
     let relief = ages.make_room(&rig.memory, 5).unwrap();
     rig.machine.set_hook(|_, _| ());
-    assert_eq!(relief, Relief { freed: 0, started: 5 });
+    assert_eq!(relief, Relief { freed: 0, started: 5, ..Relief::default() });
     std::rc::Rc::try_unwrap(rig).ok().expect("the hook is gone").end();
 }
 

@@ -7,7 +7,10 @@ use std::rc::Rc;
 
 use twofold_memory::async_fault::Arrival;
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
-use twofold_memory::swap::{AttachError, DetachError, Located, Place, SwapOptions, Waiter, WriteOutError, WrittenOut};
+use twofold_memory::swap::{
+    AttachError, Clock, DetachError, Generations, Located, Place, Relief, SwapOptions, Waiter, WriteOutError,
+    WrittenOut,
+};
 use twofold_memory::{Error, Pages};
 use twofold_stage2::Ipa;
 use twofold_stage2::fault::AccessKind;
@@ -44,6 +47,33 @@ fn a_page_leaves_and_comes_back_with_its_content() {
         assert_eq!(rig.reports.get().wanted, 0, "frames are free");
         rig.end();
     }
+}
+
+/// While an interrupt is pending, a call ends after each long part: a huge page's break-up, the states that replace those
+/// it took, and each page.
+#[test]
+fn a_pending_interrupt_ends_each_long_part() {
+    let rig = Rig::with(Plan { pages: Pages::Largest, ..Plan::default() });
+    for page in [0, 1, 2, 3, 600] {
+        rig.write(page);
+    }
+    rig.machine.set_interrupt_hook(|| true);
+    for part in ["the huge page is broken up", "its states are replaced"] {
+        assert_eq!(rig.write_out(0), Ok(WrittenOut::Interrupted), "{part}");
+        assert_eq!(rig.located(0), Located::Present);
+        rig.check();
+    }
+    assert_eq!(rig.write_out(0), Ok(WrittenOut::Started));
+    let one = Relief { freed: 0, started: 1, is_interrupted: true };
+    assert_eq!(Clock::new().make_room(&rig.memory, 3), Ok(one));
+    assert_eq!(Generations::new().make_room(&rig.memory, 3), Ok(one));
+    // All that was asked for is done, so nothing was cut short.
+    assert_eq!(Clock::new().make_room(&rig.memory, 1), Ok(Relief { is_interrupted: false, ..one }));
+    // What the guest gives up is gone after the call, though its huge page was whole.
+    let given_up = rig.memory.give_up(ipa(600)..ipa(601)).unwrap();
+    assert_eq!((given_up.end, given_up.frames, rig.located(600)), (ipa(601), 1, Located::Zero));
+    rig.expect(600, 0);
+    rig.end();
 }
 
 /// A judge finds the content of each page without the guest's tables, and where it finds it is where they lead.

@@ -185,7 +185,7 @@ fn a_store_is_filled_before_it_is_full() {
     let rig = Rig::with(Plan { huge_pages: 0, singles: 40, ..Plan::default() });
     (0..20).for_each(|page| rig.write(page));
     rig.store.get().capacity = 7;
-    assert_eq!(Clock::new().make_room(&rig.memory, 20), Ok(Relief { freed: 0, started: 7 }));
+    assert_eq!(Clock::new().make_room(&rig.memory, 20), Ok(Relief { freed: 0, started: 7, ..Relief::default() }));
     rig.store.get().capacity = 100;
     rig.end();
 }

@@ -175,9 +175,23 @@ fn run_program(
     clock: Clock,
 ) -> anyhow::Result<Done> {
     let swap = Swap { resident: 14 << 20, store: Store::Memory(delay), mode };
-    let guest = GuestSettings { swap: Some(swap), ..machines.bare("guest", cpus, program) };
+    let flags = if clock == Clock::Counted { flags::COUNT } else { 0 };
+    let guest = GuestSettings { swap: Some(swap), flags, ..machines.bare("guest", cpus, program) };
     let outcome = machines.checked(vec![guest], clock)?;
+    if clock == Clock::Counted {
+        interrupts_are_masked_shortly(&outcome)?;
+    }
     done(&outcome, cpus)
+}
+
+/// Pages left and came in pieces: no stretch with interrupts masked is longer than [`MASKED`].
+fn interrupts_are_masked_shortly(outcome: &Outcome) -> anyhow::Result<()> {
+    let stretches: Vec<_> = outcome.control.report.under("longest_masked").collect();
+    let longest = stretches.iter().max_by_key(|(_, instructions)| *instructions);
+    let (exit, longest) = longest.context("no stretch with interrupts masked was counted")?;
+    output::remark(&format!("{longest} instructions with interrupts masked at most ({exit})"));
+    ensure!(*longest <= MASKED, "{exit}: {longest} instructions with interrupts masked, and {MASKED} are the most");
+    Ok(())
 }
 
 /// The sums of the lines `bm: vCPU V pages N work N parked N ...`.
