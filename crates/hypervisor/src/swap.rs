@@ -133,7 +133,7 @@ pub enum SwapError {
     #[error("--swap: the machine's disk can only be read; give one that can be written")]
     ReadOnly,
     /// The disk has too little room.
-    #[error("--swap: the machine's disk has {has} KiB, and the guest's pages need {needs}; give a larger one")]
+    #[error("--swap: the machine's disk has {has} KiB, and the guest's pages need {needs} KiB; give a larger one")]
     Small {
         /// What it has.
         has: u64,

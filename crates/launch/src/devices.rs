@@ -128,8 +128,10 @@ pub struct HostCard {
 #[derive(Debug, Error)]
 pub enum DeviceError {
     /// A disk.
-    #[error("`--disk {}`: {why}", path.display())]
+    #[error("`{option} {}`: {why}", path.display())]
     Disk {
+        /// The option that names it.
+        option: &'static str,
         /// The file, or the server's socket.
         path: PathBuf,
         /// The reason.
@@ -190,7 +192,7 @@ impl HostDevices {
     /// The first that cannot be used, with the reason.
     pub fn check(&self) -> Result<(), DeviceError> {
         for (number, disk) in self.disks.iter().enumerate() {
-            let fails = |why| DeviceError::Disk { path: disk.path().to_owned(), why };
+            let fails = |why| DeviceError::Disk { option: disk.option(), path: disk.path().to_owned(), why };
             disk.check().map_err(fails)?;
             // Guests' disks of one file are one disk of the machine. What is left is a store for pages.
             if self.disks[..number].iter().any(|other| other.is_same_place(disk)) {
@@ -281,6 +283,11 @@ impl HostDisk {
             Backing::File(path) | Backing::Server(path) => path,
             Backing::Memory(_) => Path::new(""),
         }
+    }
+
+    /// The option that names it.
+    fn option(&self) -> &'static str {
+        if swap::is_store(&self.serial) { "--swap" } else { "--disk" }
     }
 
     fn is_same_place(&self, other: &Self) -> bool {
@@ -456,6 +463,8 @@ mod tests {
         ] {
             assert!(why(disk).contains(expected), "{expected}");
         }
+        let store = HostDisk { serial: swap::serial(0), ..server(&files.path("none")) };
+        assert!(why(store).starts_with("`--swap "));
         let socket = files.path("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert_eq!(why(server(&socket)), "");

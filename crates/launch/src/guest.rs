@@ -211,6 +211,11 @@ pub enum GuestError {
     /// The store for its pages.
     #[error(transparent)]
     Swap(#[from] SwapError),
+    /// A firmware, and a store for the guest's pages.
+    #[error(
+        "`--firmware` and `--resident` are not possible together, because a store has no room for the flash; leave out one"
+    )]
+    FirmwareSwap,
     /// Too many disks.
     #[error("{0} disks are not possible; give at most {DISKS_MAX} (`--disk`)")]
     Disks(usize),
@@ -370,7 +375,12 @@ impl GuestSettings {
         if nets.len() > NETS_MAX {
             return Err(GuestError::Nets(nets.len()));
         }
-        self.swap.as_ref().map_or(Ok(()), |swap| swap.check(self.memory, self.cpus))?;
+        if let Some(swap) = &self.swap {
+            if self.firmware.is_some() {
+                return Err(GuestError::FirmwareSwap);
+            }
+            swap.check(self.memory, self.cpus)?;
+        }
         if self.command_line.len() > COMMAND_LINE_MAX {
             return Err(GuestError::CommandLineTooLong(self.command_line.len()));
         }
@@ -400,7 +410,9 @@ fn check_firmware(path: &Path) -> Result<(), GuestError> {
 pub(crate) mod tests {
     use super::*;
     use crate::devices::{Disk, Network};
+    use crate::swap::{Mode, Store};
     use std::fs::File;
+    use std::time::Duration;
     use twofold_abi::bundle::flags;
 
     /// The files of guests, in a directory of their own.
@@ -500,6 +512,10 @@ pub(crate) mod tests {
         File::options().write(true).open(&large).unwrap().set_len(200 << 20).unwrap();
         let nowhere = files.path("nowhere");
         let directory = files.path("");
+        let with_store = |guest: &mut GuestSettings| {
+            guest.firmware = Some(files.path("firmware"));
+            guest.swap = Some(Swap { resident: guest.memory, store: Store::Memory(Duration::ZERO), mode: Mode::Off });
+        };
         let cases = [
             (refused(&files, |guest| guest.initrd = Some(text.clone())), "neither a cpio archive nor a compressed one"),
             (refused(&files, |guest| guest.kernel = text), "not an arm64 Image"),
@@ -512,6 +528,7 @@ pub(crate) mod tests {
             (refused(&files, |guest| guest.firmware = Some(large)), "has 209715200 bytes, and the flash takes"),
             (refused(&files, |guest| guest.firmware = Some(empty)), "the file has 0 bytes"),
             (refused(&files, |guest| guest.firmware = Some(files.path("nothing"))), "`--firmware "),
+            (refused(&files, with_store), "`--firmware` and `--resident` are not possible together"),
         ];
         for (error, expected) in cases {
             assert!(error.contains(expected), "{error}");

@@ -91,8 +91,15 @@ impl Store {
 
 /// The serial number of the disk for the pages of this guest, by its place among the guests.
 pub(crate) fn serial(guest: usize) -> String {
-    format!("twofold-swap-{guest}")
+    format!("{SERIAL}{guest}")
 }
+
+/// Whether the disk with this serial number is for pages.
+pub(crate) fn is_store(serial: &str) -> bool {
+    serial.starts_with(SERIAL)
+}
+
+const SERIAL: &str = "twofold-swap-";
 
 /// What a vCPU does while a page is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -129,6 +129,9 @@ pub enum ConfigError {
     /// A firmware and a kernel or an initrd.
     #[error("--firmware: the guest has a kernel or an initrd, too; give one way to start")]
     TwoStarts,
+    /// A firmware, and a store for the guest's pages.
+    #[error("--firmware: a store for the guest's pages has no room for the flash; leave out --resident and --swap")]
+    FirmwareSwap,
     /// A number is out of range.
     #[error("the bundle asks for {value} {what}: {allowed}")]
     Number {
@@ -174,6 +177,10 @@ impl<'a> Config<'a> {
         if firmware_size != 0 && (record.kernel_size.get(), record.initrd_size.get()) != (0, 0) {
             return Err(ConfigError::TwoStarts);
         }
+        let swap = swap(record)?;
+        if firmware_size != 0 && swap.is_some() {
+            return Err(ConfigError::FirmwareSwap);
+        }
         let devices = record.devices.get();
         if devices & !bundle::devices::ALL != 0 {
             return Err(number("as its devices", devices.into(), "0 to 7"));
@@ -185,7 +192,7 @@ impl<'a> Config<'a> {
             devices,
             disks: disks(record)?,
             nets: nets(record)?,
-            swap: swap(record)?,
+            swap,
             command_line: core::str::from_utf8(text).map_err(|_| ConfigError::CommandLine)?,
             memory,
             cpus,

@@ -138,7 +138,7 @@ fn a_store_is_read_and_its_memory_counted() {
 #[test]
 fn a_store_that_is_not_possible_is_refused() {
     type Change = fn(&mut Guest);
-    let cases: [(Change, &str); 7] = [
+    let cases: [(Change, &str); 8] = [
         (|guest| guest.swap.store.set(0), "--swap: a limit by --resident needs a store"),
         (|guest| guest.swap.store.set(9), "--swap: it is of no known kind"),
         (|guest| guest.swap.mode.set(3), "asks for 3 as the mode of --async-fault: 0 to 2"),
@@ -146,6 +146,7 @@ fn a_store_that_is_not_possible_is_refused() {
         (|guest| guest.swap.resident.set(60 << 10), "--resident 61440: give whole pages of 4096 bytes, 65536 bytes at"),
         (|guest| guest.swap.resident.set((64 << 20) + 4096), "67108864 at most"),
         (|guest| guest.swap.resident.set((16 << 20) + 1), "--resident 16777217: give whole pages"),
+        (start_in_firmware, "--firmware: a store for the guest's pages has no room for the flash"),
     ];
     for (change, expected) in cases {
         let mut guest = with_swap();
@@ -153,6 +154,12 @@ fn a_store_that_is_not_possible_is_refused() {
         let text = error(&[guest]).to_string();
         assert!(text.contains(expected), "{text}");
     }
+}
+
+fn start_in_firmware(guest: &mut Guest) {
+    guest.kernel_size.set(0);
+    guest.initrd_size.set(0);
+    guest.firmware_size.set(1);
 }
 
 #[test]

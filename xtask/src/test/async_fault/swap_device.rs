@@ -20,6 +20,8 @@ use super::super::vm::machines::{Clock, Machines};
 /// What goes wrong.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
+    /// Nothing.
+    Never,
     /// Each request with a multiple of this number fails.
     Every(u64),
     /// The disk answers nothing for a second, at the request with this number.
@@ -45,6 +47,7 @@ impl Disk {
     fn admit(&mut self, is_write: bool) -> bool {
         self.requests += 1;
         match self.fault {
+            Fault::Never => false,
             Fault::Every(number) => self.requests.is_multiple_of(number),
             Fault::After(number) => self.requests > number,
             Fault::WritesAfter(number) => is_write && self.requests > number,
@@ -101,6 +104,17 @@ fn serve(directory: &Path, memory: u64, fault: Fault) -> anyhow::Result<(Server<
     let bytes = vec![0; (memory + (2 << 20)) as usize];
     let disk = Disk { bytes, fault, requests: 0, failed_reads: 0, failed_writes: 0, pauses: 0 };
     Ok((Server::start(disk, &socket).context("no NBD server")?, Store::Server(socket)))
+}
+
+/// A server's disk is smaller than the guest's memory: that is said at the start, with both sizes.
+pub fn too_small(machines: &Machines) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (_server, store) = serve(directory.path(), 30 << 20, Fault::Never)?;
+    let error = machines.ended(vec![tasks(machines, "guest", store, 100)], Clock::Real).err().context("it starts")?;
+    let said = format!("{error:#}");
+    let words = "--swap: the machine's disk has 32768 KiB, and the guest's pages need 67584 KiB; give a larger one";
+    ensure!(said.contains(words), "no `{words}` in {said}");
+    Ok(())
 }
 
 /// The bare-metal guest that writes to an array of four times its resident memory.
