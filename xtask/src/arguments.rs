@@ -219,7 +219,13 @@ impl RunOptions {
     /// Returns the first guest, which the options other than `--guest SPEC` describe.
     pub fn wanted(&self) -> Wanted {
         let (kernel, initrd) = (self.kernel.clone(), self.initrd.clone());
-        Wanted { choice: self.choice(), kernel, initrd, refresh: self.refresh }
+        Wanted { choice: self.choice(), kernel, initrd, refresh: self.refresh, has_module: self.has_async_faults() }
+    }
+
+    /// Whether a guest has asynchronous page faults.
+    pub fn has_async_faults(&self) -> bool {
+        let others = self.more().map(|spec| spec.async_fault);
+        others.chain([self.async_fault]).any(|mode| mode == Some(Mode::Pv))
     }
 
     /// Returns the kind of the first guest.

@@ -24,7 +24,7 @@ use twofold_workspace::disk::{self, Debian};
 use twofold_workspace::guest::{Choice, Kind, Selected};
 use twofold_workspace::kernels::Kernel;
 use twofold_workspace::steps::Steps;
-use twofold_workspace::{Workspace, build, fetch, file, guest, install, output};
+use twofold_workspace::{Workspace, build, fetch, file, guest, install, linux_module, output};
 
 use crate::arguments::{DiskOption, RunOptions};
 use crate::dirty_log::DirtyLogs;
@@ -70,7 +70,8 @@ fn on_disks(workspace: &Workspace, options: &RunOptions, mode: Mode, disk: DiskO
         Mode::Console => (workspace.guest_cache().join("disk.cpio"), None),
         Mode::Check { .. } => (workspace.guest_cache().join("disk-check.cpio"), Some(disk::CHECK)),
     };
-    debian.initrd(&initrd, script)?;
+    let files = if options.has_async_faults() { linux_module::files(workspace)? } else { BTreeMap::new() };
+    debian.initrd(&initrd, script, files)?;
     let shown: Vec<_> = disks.values().map(|path| workspace.shown(path).display().to_string()).collect();
     let words = format!("Linux {}, {}", debian.kernel.versions.kernel, shown.join(", "));
     Ok(Selected {

@@ -33,9 +33,13 @@ impl Debian {
     }
 
     /// Makes an initramfs at `path`, which mounts the disk and starts its init. The guest runs `script` at the first login,
-    /// prints a verdict, and powers off.
-    pub fn initrd(&self, path: &Path, script: Option<&str>) -> anyhow::Result<()> {
-        let mut files = BTreeMap::new();
+    /// prints a verdict, and powers off. `files` are of the archive, too.
+    pub fn initrd(
+        &self,
+        path: &Path,
+        script: Option<&str>,
+        mut files: BTreeMap<String, Vec<u8>>,
+    ) -> anyhow::Result<()> {
         for module in &self.kernel.modules {
             let name = module.file_name().unwrap_or_default().to_string_lossy();
             files.insert(format!("modules/{name}"), fs::read(module).context("the cached kernel lost a module")?);

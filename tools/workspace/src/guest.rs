@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use crate::build;
 use crate::fetch::{self, Versions};
 use crate::initramfs;
+use crate::linux_module;
 use crate::workspace::Workspace;
 
 /// The guest that a command asks for.
@@ -23,6 +24,8 @@ pub struct Wanted {
     pub initrd: Option<PathBuf>,
     /// Whether the packages are fetched even if they are in the cache.
     pub refresh: bool,
+    /// Whether Debian's Linux loads the module by which tasks sleep on absent pages.
+    pub has_module: bool,
 }
 
 /// A guest of ours.
@@ -39,7 +42,7 @@ pub enum Choice {
 impl Wanted {
     /// Debian's Linux with the built-in initrd.
     pub fn linux() -> Self {
-        Self { choice: Choice::Linux, kernel: None, initrd: None, refresh: false }
+        Self { choice: Choice::Linux, kernel: None, initrd: None, refresh: false, has_module: false }
     }
 }
 
@@ -87,7 +90,7 @@ pub fn select(workspace: &Workspace, wanted: &Wanted) -> anyhow::Result<Selected
             Ok(own(kernel, Some(initramfs::make(workspace, INITRD, initramfs::GUEST, &fetched.busybox, &BTreeMap::new())?)))
         }
         (guest, None, initrd) => match fetch::fetch(workspace, wanted.refresh) {
-            Ok(fetched) => linux(workspace, fetched, initrd.clone()),
+            Ok(fetched) => linux(workspace, fetched, wanted),
             Err(error) if workspace.stop().is_requested() => Err(error),
             Err(error) if guest == Choice::Auto && initrd.is_none() => {
                 let why = fetch::in_one_line(&error);
@@ -119,9 +122,13 @@ impl Kind {
     }
 }
 
-fn linux(workspace: &Workspace, fetched: fetch::Fetched, initrd: Option<PathBuf>) -> anyhow::Result<Selected> {
-    let initrd = match initrd {
-        Some(initrd) => initrd,
+fn linux(workspace: &Workspace, fetched: fetch::Fetched, wanted: &Wanted) -> anyhow::Result<Selected> {
+    let initrd = match &wanted.initrd {
+        Some(initrd) => initrd.clone(),
+        None if wanted.has_module => {
+            let files = linux_module::files(workspace)?;
+            initramfs::make(workspace, INITRD_WITH_MODULE, initramfs::GUEST, &fetched.busybox, &files)?
+        }
         None => initramfs::make(workspace, INITRD, initramfs::GUEST, &fetched.busybox, &BTreeMap::new())?,
     };
     let source = if fetched.cached { "cached" } else { "fetched" };
@@ -152,3 +159,4 @@ fn own(kernel: &Path, initrd: Option<PathBuf>) -> Selected {
 }
 
 const INITRD: &str = "initramfs.cpio";
+const INITRD_WITH_MODULE: &str = "initramfs-apf.cpio";

@@ -4,6 +4,7 @@
 //! The kernel's headers are from the packages that Debian builds beside it. Invariant: as for every cache here, the headers
 //! are complete or absent. A module is built in a directory of its own, so that two builds do not meet.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -49,6 +50,15 @@ pub fn build(workspace: &Workspace) -> anyhow::Result<Module> {
     let path = cache.join(NAME);
     fs::rename(&built, &path).with_context(|| format!("there is no {NAME}"))?;
     Ok(Module { path, release })
+}
+
+/// The module as a file of an initramfs whose first process loads it, if the guest has asynchronous page faults.
+pub fn files(workspace: &Workspace) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+    let path = build(workspace)
+        .context("`--async-fault pv` loads a module in Linux, which cannot be built; `--async-fault halt` needs none")?
+        .path;
+    let module = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(BTreeMap::from([(NAME.to_owned(), module)]))
 }
 
 const SOURCES: &str = "guests/linux-apf";

@@ -10,6 +10,7 @@ use twofold_abi::channel::Command;
 use twofold_launch::GuestSettings;
 use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_workspace::commands::{self, Ran};
+use twofold_workspace::guest::{self, Wanted};
 use twofold_workspace::linux_bm::load;
 use twofold_workspace::output;
 
@@ -119,6 +120,25 @@ pub fn reboots(machines: &Machines, mode: Mode) -> anyhow::Result<()> {
         Ok(())
     })?;
     linux::no_complaints(&outcome)
+}
+
+/// The Linux of `cargo xtask run --async-fault pv` loads the module by itself, and passes its check.
+pub fn loads_by_itself(machines: &Machines) -> anyhow::Result<()> {
+    let selected = guest::select(machines.workspace(), &Wanted { has_module: true, ..Wanted::linux() })?;
+    let store = Store::Memory(Duration::from_micros(100));
+    let guest = GuestSettings {
+        kernel: selected.kernel,
+        initrd: selected.initrd,
+        memory: 4 * RESIDENT,
+        swap: Some(Swap { resident: RESIDENT, store, mode: Mode::Pv }),
+        ..machines.bare("guest", 2, "console=ttyAMA0 panic=-1 loglevel=4 twofold.check")
+    };
+    let outcome = machines.checked(vec![guest], Clock::Real)?;
+    linux::no_complaints(&outcome)?;
+    let console = outcome.console.tail(usize::MAX);
+    let is_loaded = console.iter().any(|line| line.trim_end() == "tasks sleep on absent pages");
+    ensure!(is_loaded, "the module is not loaded:\n{}", console.join("\n"));
+    Ok(())
 }
 
 /// This number of faulting threads and the same of working ones, for this number of seconds, with an array of twice the resident memory.

@@ -52,6 +52,7 @@ const TESTS: &[Test] = &[
     ("pages::linux_halted_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Halt, 2)),
     ("linux::parks_tasks", Depth::Full, |machines| linux::parks(machines, 1, Clock::Counted)),
     ("linux::parks_tasks_on_2_vcpus", Depth::Quick, |machines| linux::parks(machines, 2, Clock::Real)),
+    ("linux::loads_the_module_by_itself", Depth::Full, linux::loads_by_itself),
     ("linux::gains", Depth::Full, linux::gains),
     ("linux::the_module_comes_and_goes", Depth::Full, linux::comes_and_goes),
     ("linux::vcpus_come_and_go", Depth::Full, linux::hotplug),

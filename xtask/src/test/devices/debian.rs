@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Debian guests of the suite: with a disk, a network, and a script that the first login runs.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ impl Guests {
     /// A guest with this disk and no network, which runs `script` at the first login. Its initramfs is `NAME.cpio`.
     pub fn guest(&self, debian: &Debian, name: &str, disk: Backing, script: &str) -> anyhow::Result<GuestSettings> {
         let initrd = self.path(&format!("{name}.cpio"));
-        debian.initrd(&initrd, Some(script))?;
+        debian.initrd(&initrd, Some(script), BTreeMap::new())?;
         Ok(GuestSettings {
             name: NAME_DEFAULT.to_owned(),
             weight: WEIGHT_DEFAULT,
