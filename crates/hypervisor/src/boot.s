@@ -180,6 +180,14 @@ secondary_entry:
     mov     x0, x19
     b       {start_secondary}
 
+// Jumps to the function at x0, which never returns, with x1 as the stack pointer.
+.global enter_with_stack
+enter_with_stack:
+    mov     sp, x1
+    mov     x29, xzr                    // ends the chain of frame records
+    mov     x30, xzr
+    br      x0
+
 // The image is linked at 0, so the slide is its address.
 relocate:
     adrp    x0, image_start

@@ -47,6 +47,20 @@ pub fn start(board: &Board, index: usize, main: fn(usize)) -> Result<(), StartEr
         .map_err(|error| StartError::Firmware(index, error))
 }
 
+/// Runs `main` on this CPU with its ordinary stack empty, for the rest of this CPU's life.
+///
+/// The boot CPU sets up guests with large values on its stack. A caller that never returns would keep them there, and
+/// guests' exits would have the rest.
+///
+/// # Safety
+///
+/// Nothing may refer to a value on this CPU's ordinary stack, and none of them needs to be dropped.
+pub unsafe fn run_with_empty_stack(main: fn() -> !) -> ! {
+    let [stack, _] = stacks();
+    // SAFETY: the stack is this CPU's own, and the caller promises that its content is not needed.
+    unsafe { enter_with_stack(main as *const (), stack.end) }
+}
+
 /// The number of the calling CPU: its place in [`Board::cpus`].
 #[must_use]
 pub fn current() -> usize {
@@ -144,6 +158,8 @@ impl<const SIZE: usize> Memory<SIZE> {
 unsafe extern "C" {
     /// In `boot.s`; expects its `Cpu` in x0.
     fn secondary_entry();
+    /// In `boot.s`; jumps to `main`, which never returns, with `top` as the stack pointer.
+    fn enter_with_stack(main: *const (), top: usize) -> !;
 }
 
 #[inline]

@@ -53,7 +53,8 @@ use crate::{
 pub fn run(board: &'static Board, bundle: &'static [u8], taken: Taken) -> ! {
     let made = Bundle::read(bundle).map_err(StartupError::from).and_then(|bundle| make(board, &bundle, taken));
     match made.and_then(|made| begin(board, made)) {
-        Ok(loop_of_this_cpu) => loop_of_this_cpu(),
+        // SAFETY: CPUs and guests share values on the heap and statics; `begin` gives the other CPUs nothing of this stack.
+        Ok(loop_of_this_cpu) => unsafe { cpus::run_with_empty_stack(loop_of_this_cpu) },
         Err(error) => cannot_start(&error),
     }
 }

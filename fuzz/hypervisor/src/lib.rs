@@ -80,6 +80,10 @@ pub mod primitive {
 #[unsafe(no_mangle)]
 extern "C" fn secondary_entry() {}
 
+/// A jump to another stack; no CPU has one here.
+#[unsafe(no_mangle)]
+extern "C" fn enter_with_stack() {}
+
 /// The items of this module that `board` and `cpus` use.
 pub mod power {
     use smccc::psci::Error;
