@@ -128,9 +128,9 @@ pub struct HostCard {
 #[derive(Debug, Error)]
 pub enum DeviceError {
     /// A disk.
-    #[error("`{option} {}`: {why}", path.display())]
+    #[error("`{option}{}`: {why}", path.display())]
     Disk {
-        /// The option that names it.
+        /// The option that names it, and what it has before the path.
         option: &'static str,
         /// The file, or the server's socket.
         path: PathBuf,
@@ -156,6 +156,9 @@ pub enum WhyNot {
     /// The system refuses.
     #[error("{0}; give a raw image, and add `,ro` if it cannot be written")]
     Unusable(#[from] io::Error),
+    /// The system refuses a store for pages.
+    #[error("{0}; give a raw image that can be written")]
+    UnusableStore(io::Error),
     /// It is a directory or the like.
     #[error("it is no file; give a raw image")]
     NoFile,
@@ -182,6 +185,9 @@ pub enum WhyNot {
          part), or add `,ro` to both"
     )]
     Twice,
+    /// A store for pages, and a disk or another guest's pages, are the same file or server.
+    #[error("a disk of a guest, or another guest's pages, are there too; give the pages a place of their own")]
+    StoreTwice,
 }
 
 impl HostDevices {
@@ -196,7 +202,7 @@ impl HostDevices {
             disk.check().map_err(fails)?;
             // Guests' disks of one file are one disk of the machine. What is left is a store for pages.
             if self.disks[..number].iter().any(|other| other.is_same_place(disk)) {
-                return Err(fails(WhyNot::Twice));
+                return Err(fails(WhyNot::StoreTwice));
             }
         }
         for card in &self.cards {
@@ -285,9 +291,15 @@ impl HostDisk {
         }
     }
 
-    /// The option that names it.
+    /// The option that names it, up to the path.
     fn option(&self) -> &'static str {
-        if swap::is_store(&self.serial) { "--swap" } else { "--disk" }
+        let is_server = matches!(self.backing, Backing::Server(_));
+        match (swap::is_store(&self.serial), is_server) {
+            (true, false) => "--swap ",
+            (true, true) => "--swap nbd:",
+            (false, false) => "--disk ",
+            (false, true) => "--disk nbd:",
+        }
     }
 
     fn is_same_place(&self, other: &Self) -> bool {
@@ -310,7 +322,8 @@ impl HostDisk {
             // Only the hypervisor learns the size of what it serves.
             return if is_there { Ok(()) } else { Err(WhyNot::NoServer) };
         }
-        let file = File::options().read(true).write(!self.is_read_only()).open(self.path())?;
+        let file = File::options().read(true).write(!self.is_read_only()).open(self.path());
+        let file = file.map_err(if swap::is_store(&self.serial) { WhyNot::UnusableStore } else { WhyNot::Unusable })?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(WhyNot::NoFile);
@@ -463,11 +476,32 @@ mod tests {
         ] {
             assert!(why(disk).contains(expected), "{expected}");
         }
-        let store = HostDisk { serial: swap::serial(0), ..server(&files.path("none")) };
-        assert!(why(store).starts_with("`--swap "));
+        let store = |disk| HostDisk { serial: swap::serial(0), ..disk };
+        assert!(why(store(server(&files.path("none")))).starts_with("`--swap nbd:/"));
+        assert!(why(server(&files.path("none"))).starts_with("`--disk nbd:/"));
+        // A file that cannot be written can be a guest's disk, and no store.
+        let none = why(store(host_disk(files.path("none"), &[(WHOLE, false)])));
+        assert!(none.starts_with("`--swap /") && none.ends_with("; give a raw image that can be written"), "{none}");
         let socket = files.path("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert_eq!(why(server(&socket)), "");
+    }
+
+    #[test]
+    fn a_store_shares_its_file_with_nothing() {
+        let files = GuestFiles::new();
+        let file = files.write("pages", &[0; 1024]);
+        // Also under another name, and beside a disk that is only read.
+        let other = files.path("").join(".").join("pages");
+        let disk = |number: usize, path: &Path, is_read_only| HostDisk {
+            serial: swap::serial(number),
+            ..host_disk(path.to_owned(), &[(WHOLE, is_read_only)])
+        };
+        for first in [disk(0, &other, false), host_disk(other.clone(), &[(WHOLE, true)])] {
+            let devices = HostDevices { disks: vec![first, disk(1, &file, false)], cards: Vec::new() };
+            let error = devices.check().unwrap_err().to_string();
+            assert!(error.starts_with("`--swap /") && error.contains("give the pages a place of their own"), "{error}");
+        }
     }
 
     #[test]

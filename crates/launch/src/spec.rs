@@ -89,10 +89,10 @@ impl Spec {
     /// The store for its pages.
     #[must_use]
     pub fn swap(&self) -> Option<Swap> {
-        if self.resident.is_none() && self.swap.is_none() {
+        if self.resident.is_none() && self.swap.is_none() && self.async_fault.is_none() {
             return None;
         }
-        // Without a limit the check says which are possible.
+        // Without a limit the check refuses it, and says which are possible.
         let resident = self.resident.map_or(0, Size::bytes);
         let store = self.swap.clone().unwrap_or(Store::Memory(Duration::ZERO));
         Some(Swap { resident, store, mode: self.async_fault.unwrap_or_default() })
@@ -314,6 +314,13 @@ mod tests {
         };
         assert_eq!(spec, expected);
         assert_eq!("name=web".parse(), Ok(named("web")));
+        let store: Spec = "name=web,resident=64M,swap=memory:10ms,async-fault=halt".parse().unwrap();
+        let expected = Swap { resident: 64 << 20, store: Store::Memory(Duration::from_millis(10)), mode: Mode::Halt };
+        assert_eq!((store.swap(), named("web").swap()), (Some(expected), None));
+        // Without a limit it is for the check to refuse, not to be left out.
+        for half in ["name=web,swap=memory", "name=web,async-fault=pv", "name=web,async-fault=off"] {
+            assert_eq!(half.parse::<Spec>().unwrap().swap().map(|swap| swap.resident), Some(0), "{half}");
+        }
         assert_eq!("name=a,firmware=f".parse(), Ok(Spec { firmware: Some("f".into()), ..named("a") }));
     }
 

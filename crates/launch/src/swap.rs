@@ -18,7 +18,7 @@ use crate::guest::{PAGE_SIZE, size};
 /// The store of a guest's pages, and how many stay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swap {
-    /// The most bytes of the guest's memory that are in the machine's at a time.
+    /// The most bytes of the guest's memory that are in the machine's at a time; 0, which is refused: none was given.
     pub resident: u64,
     /// Where the others go.
     pub store: Store,
@@ -117,17 +117,31 @@ pub enum Mode {
 /// Why a store is not possible.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum SwapError {
+    /// There is no limit, so no page would leave.
+    #[error(
+        "`--swap` and `--async-fault` are for a guest with a limit; give `--resident` too: a multiple of 4K, {} at least \
+         ({PAGES_PER_CPU} pages for each vCPU), and at most the guest's memory, {}",
+        size(*least), size(*memory)
+    )]
+    NoLimit {
+        /// The least, in bytes.
+        least: u64,
+        /// The guest's memory.
+        memory: u64,
+    },
     /// The limit.
     #[error(
         "`--resident {}` is not possible; give a multiple of 4K, {} at least ({PAGES_PER_CPU} pages for each vCPU), and at \
-         most the guest's memory",
-        size(*resident), size(*least)
+         most the guest's memory, {}",
+        size(*resident), size(*least), size(*memory)
     )]
     Resident {
         /// The limit, in bytes.
         resident: u64,
         /// The least, in bytes.
         least: u64,
+        /// The guest's memory.
+        memory: u64,
     },
     /// The file.
     #[error("`--swap {}` has {} bytes, and the guest's pages need {}; give a larger one (`truncate -s {}`)", path.display(), has, needs, size(*needs))]
@@ -166,8 +180,11 @@ impl Swap {
     pub fn check(&self, memory: u64, cpus: u32) -> Result<(), SwapError> {
         let least = PAGES_PER_CPU * PAGE_SIZE * u64::from(cpus);
         let resident = self.resident;
+        if resident == 0 {
+            return Err(SwapError::NoLimit { least, memory });
+        }
         if !resident.is_multiple_of(PAGE_SIZE) || !(least..=memory).contains(&resident) {
-            return Err(SwapError::Resident { resident, least });
+            return Err(SwapError::Resident { resident, least, memory });
         }
         match &self.store {
             Store::Memory(delay) => {
@@ -251,7 +268,10 @@ mod tests {
         assert!(
             resident(124 << 10).contains("`--resident 124K` is not possible; give a multiple of 4K, 128K at least")
         );
-        assert!(resident(257 << 20).contains("`--resident 257M`"));
+        let large = resident(257 << 20);
+        assert!(large.contains("`--resident 257M`") && large.ends_with("the guest's memory, 256M"), "{large}");
+        let none = resident(0);
+        assert!(none.contains("give `--resident` too: a multiple of 4K, 128K at least"), "{none}");
         assert!(resident((64 << 20) + 1).contains("`--resident 67108865`"));
         let late = refused(Swap { store: Store::Memory(Duration::from_secs(61)), ..GOOD });
         assert!(late.contains("`--swap`: a transfer of 61000000 us"), "{late}");
