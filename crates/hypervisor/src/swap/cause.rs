@@ -56,6 +56,9 @@ impl fmt::Display for Why {
         write!(f, ": {cause}")?;
         let Some(serial) = &self.disk else { return Ok(()) };
         let serial = serial.split(|byte| *byte == 0).next().unwrap_or(&[]);
-        write!(f, " (the machine's disk \"{}\")", serial.escape_ascii())
+        write!(f, " (--swap: the machine's disk \"{}\"", serial.escape_ascii())?;
+        // The disk has one error for all.
+        let is_write = matches!(cause, Cause::Failed(Failure { operation: Operation::Write, .. }));
+        f.write_str(if is_write { "; its host may have no room left)" } else { ")" })
     }
 }

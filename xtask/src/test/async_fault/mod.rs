@@ -60,6 +60,7 @@ const TESTS: &[Test] = &[
     ("linux::reboots_with_pages_in_the_store", Depth::Full, |machines| linux::reboots(machines, Mode::Off)),
     ("linux::reboots_with_the_module", Depth::Full, |machines| linux::reboots(machines, Mode::Pv)),
     ("swap_device::that_is_too_small", Depth::Quick, swap_device::too_small),
+    ("swap_device::that_is_full_beside_another_guest", Depth::Quick, swap_device::full),
     ("swap_device::that_fails_one_request_in_a_thousand", Depth::Quick, swap_device::one_in_a_thousand),
     ("swap_device::that_stands_still_for_a_second", Depth::Full, swap_device::a_pause),
     ("swap_device::that_fails_for_good_beside_another_guest", Depth::Full, swap_device::for_good),

@@ -4,6 +4,7 @@
 //!
 //! The disk is that of an NBD server of this program, which counts what it fails.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::thread;
@@ -30,6 +31,8 @@ enum Fault {
     After(u64),
     /// Each write after this number of requests fails.
     WritesAfter(u64),
+    /// There is room for this number of pages.
+    Room(usize),
 }
 
 #[derive(Debug)]
@@ -40,17 +43,21 @@ struct Disk {
     failed_reads: u64,
     failed_writes: u64,
     pauses: u64,
+    /// The positions that were written, if room is limited.
+    written: BTreeSet<u64>,
 }
 
 impl Disk {
-    /// A request. Returns whether it fails.
-    fn admit(&mut self, is_write: bool) -> bool {
+    /// A request. A write is for a page at this position.
+    fn admit(&mut self, written: Option<u64>) -> io::Result<()> {
+        const EIO: i32 = 5;
+        const ENOSPC: i32 = 28;
         self.requests += 1;
-        match self.fault {
+        let is_failed = match self.fault {
             Fault::Never => false,
             Fault::Every(number) => self.requests.is_multiple_of(number),
             Fault::After(number) => self.requests > number,
-            Fault::WritesAfter(number) => is_write && self.requests > number,
+            Fault::WritesAfter(number) => written.is_some() && self.requests > number,
             Fault::Pause(number) => {
                 if self.requests == number {
                     self.pauses += 1;
@@ -59,12 +66,17 @@ impl Disk {
                 }
                 false
             }
-        }
-    }
-
-    fn failure() -> io::Error {
-        const EIO: i32 = 5;
-        io::Error::from_raw_os_error(EIO)
+            Fault::Room(pages) => {
+                if let Some(position) = written.filter(|position| !self.written.contains(position)) {
+                    if self.written.len() == pages {
+                        return Err(io::Error::from_raw_os_error(ENOSPC));
+                    }
+                    self.written.insert(position);
+                }
+                false
+            }
+        };
+        if is_failed { Err(io::Error::from_raw_os_error(EIO)) } else { Ok(()) }
     }
 }
 
@@ -74,20 +86,14 @@ impl Contents for Disk {
     }
 
     fn read(&mut self, position: u64, bytes: &mut [u8]) -> io::Result<()> {
-        if self.admit(false) {
-            self.failed_reads += 1;
-            return Err(Self::failure());
-        }
+        self.admit(None).inspect_err(|_| self.failed_reads += 1)?;
         let start = position as usize;
         bytes.copy_from_slice(&self.bytes[start..start + bytes.len()]);
         Ok(())
     }
 
     fn write(&mut self, position: u64, bytes: &[u8], _: bool) -> io::Result<()> {
-        if self.admit(true) {
-            self.failed_writes += 1;
-            return Err(Self::failure());
-        }
+        self.admit(Some(position)).inspect_err(|_| self.failed_writes += 1)?;
         let start = position as usize;
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
         Ok(())
@@ -102,7 +108,8 @@ impl Contents for Disk {
 fn serve(directory: &Path, memory: u64, fault: Fault) -> anyhow::Result<(Server<Disk>, Store)> {
     let socket = directory.join("pages");
     let bytes = vec![0; (memory + (2 << 20)) as usize];
-    let disk = Disk { bytes, fault, requests: 0, failed_reads: 0, failed_writes: 0, pauses: 0 };
+    let disk =
+        Disk { bytes, fault, requests: 0, failed_reads: 0, failed_writes: 0, pauses: 0, written: BTreeSet::new() };
     Ok((Server::start(disk, &socket).context("no NBD server")?, Store::Server(socket)))
 }
 
@@ -160,6 +167,12 @@ pub fn writes_for_good(machines: &Machines) -> anyhow::Result<()> {
     is_stopped(machines, Fault::WritesAfter(12_000), "write the page at 0x")
 }
 
+/// The disk's host has room for half of the pages, and says so when it is full, which QEMU can take for a reason to stop the
+/// machine. The pages that are there can be written again.
+pub fn full(machines: &Machines) -> anyhow::Result<()> {
+    is_stopped(machines, Fault::Room(8192), "write the page at 0x")
+}
+
 /// The guest is stopped, with the disk and the cause as its reason. The guest beside it goes on.
 fn is_stopped(machines: &Machines, fault: Fault, what: &str) -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
@@ -178,7 +191,8 @@ fn is_stopped(machines: &Machines, fault: Fault, what: &str) -> anyhow::Result<(
     let words = [
         "\"one\" cannot go on: the page at 0x",
         &failed,
-        "error 5 of its device (the machine's disk \"twofold-swap-0\")",
+        "error 5 of its device (--swap: the machine's disk \"twofold-swap-0\"",
+        if what.is_empty() { "" } else { "; its host may have no room left)" },
     ];
     let errors = &outcome.control.errors;
     let is_said = errors.iter().any(|line| words.iter().all(|word| line.contains(word)));
