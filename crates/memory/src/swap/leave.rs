@@ -150,7 +150,7 @@ impl<P: Platform> GuestMemory<P> {
 
     /// L2 to L6.
     fn leave(&self, swap: &Swap, leaving: &Leaving<'_>, lent: Lent) -> Result<WrittenOut, WriteOutError> {
-        let &Leaving { page, slot, kept, is_unready, .. } = leaving;
+        let &Leaving { page, slot, kept, .. } = leaving;
         let (run, was_tracked) = match self.take_away(slot, page, lent) {
             Ok(taken) => taken,
             Err((error, lent)) => {
@@ -158,8 +158,7 @@ impl<P: Platform> GuestMemory<P> {
                 return Err(error.into());
             }
         };
-        let is_zero = is_unready || run.is_zero(self.stage2.platform());
-        match self.fate(leaving, is_zero, was_tracked) {
+        match self.fate(leaving, &run, was_tracked) {
             Fate::Zero => {
                 let written = self.gone(swap, leaving, run, None);
                 self.discard(kept.map(|kept| kept.place));
@@ -226,15 +225,18 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// L4. The copy in the store is good if no CPU was allowed to write since (E1), and no hardware-tracked log has run.
-    fn fate(&self, leaving: &Leaving<'_>, is_zero: bool, was_tracked: bool) -> Fate {
-        if is_zero {
-            return Fate::Zero;
+    /// Then the content need not be looked at.
+    fn fate(&self, leaving: &Leaving<'_>, run: &Run, was_tracked: bool) -> Fate {
+        let platform = self.stage2.platform();
+        if let Some(kept) = leaving.kept {
+            let mut ram = leaving.ram.lock(platform);
+            let written = matches!(ram.page(leaving.page), Kind::Single(Page::Leaving { written: true }, _));
+            if !written && !was_tracked && kept.logs == leaving.slot.tracking.hardware_logs() {
+                return Fate::Clean(kept);
+            }
         }
-        let Some(kept) = leaving.kept else { return Fate::Dirty(None) };
-        let mut ram = leaving.ram.lock(self.stage2.platform());
-        let written = matches!(ram.page(leaving.page), Kind::Single(Page::Leaving { written: true }, _));
-        let is_good = !written && !was_tracked && kept.logs == leaving.slot.tracking.hardware_logs();
-        if is_good { Fate::Clean(kept) } else { Fate::Dirty(Some(kept.place)) }
+        let is_zero = leaving.is_unready || run.is_zero(platform);
+        if is_zero { Fate::Zero } else { Fate::Dirty(leaving.kept.map(|kept| kept.place)) }
     }
 
     /// L5: the page has left without I/O, unless a CPU waits for it. `kept` is its good copy; without one, it is zero.

@@ -40,8 +40,9 @@ pub(crate) struct Waiting {
     /// Which entries are in use: a bit for each.
     used: Box<[u64]>,
     vcpus: u32,
-    /// Entries in use.
+    /// Entries in use, and those of them that wait for frames.
     count: usize,
+    wanting: usize,
     /// Entries so far.
     next: u64,
     /// A CPU serves the entries that wait for frames.
@@ -88,6 +89,7 @@ impl Waiting {
             used,
             vcpus,
             count: 0,
+            wanting: 0,
             next: 0,
             serving: false,
             again: false,
@@ -112,10 +114,13 @@ impl Waiting {
     pub(super) fn add(&mut self, page: Ipa, waiter: Waiter) -> bool {
         self.remove(waiter);
         let Some(at) = self.free(waiter) else { return false };
+        // A stale ticket's entry.
+        let _replaced = self.vacate(at);
         let (Some(entry), Some(word)) = (self.entries.get_mut(at), self.used.get_mut(at / WORD)) else { return false };
-        self.count += usize::from(entry.is_none());
         *entry = Some(Entry { page, waiter, number: self.next, wants_frame: true });
         *word |= 1 << (at % WORD);
+        self.count += 1;
+        self.wanting += 1;
         self.next += 1;
         true
     }
@@ -159,7 +164,7 @@ impl Waiting {
             if let Some(Some(entry)) = self.entries.get_mut(at)
                 && entry.page == page
             {
-                entry.wants_frame = false;
+                self.wanting -= usize::from(core::mem::take(&mut entry.wants_frame));
             }
         }
     }
@@ -167,7 +172,7 @@ impl Waiting {
     /// The page that has waited longest for a frame.
     #[inline]
     pub(super) fn oldest_wanting(&self) -> Option<Ipa> {
-        if self.is_empty() { None } else { self.oldest_of_all() }
+        if self.wants_nothing() { None } else { self.oldest_of_all() }
     }
 
     #[inline(never)]
@@ -177,12 +182,12 @@ impl Waiting {
     }
 
     /// How many entries, peeks and pokes wait for frames.
+    #[inline]
     pub(super) fn wanting(&self) -> usize {
-        if self.is_empty() {
+        if self.wants_nothing() {
             return 0;
         }
-        let entries = self.used().filter(|entry| entry.wants_frame).count();
-        entries + self.peeks.wanting().count() + self.pokes.wanting().count()
+        self.wanting + self.peeks.wanting().count() + self.pokes.wanting().count()
     }
 
     /// Whether this page may have the next free frame: no other has waited for longer.
@@ -190,10 +195,10 @@ impl Waiting {
         self.oldest_wanting().is_none_or(|oldest| oldest == page)
     }
 
-    /// Nothing waits: the usual case.
+    /// Nothing waits for a frame: the usual case.
     #[inline]
-    fn is_empty(&self) -> bool {
-        self.count == 0 && self.peeks.is_empty() && self.pokes.is_empty()
+    fn wants_nothing(&self) -> bool {
+        self.wanting == 0 && self.peeks.is_empty() && self.pokes.is_empty()
     }
 
     fn used(&self) -> impl Iterator<Item = &Entry> {
@@ -203,10 +208,16 @@ impl Waiting {
     fn take_if(&mut self, condition: impl Fn(&Entry) -> bool) -> Option<Waiter> {
         let is_it = |at: &usize| matches!(self.entries.get(*at), Some(Some(entry)) if condition(entry));
         let at = bits(&self.used).find(is_it)?;
+        self.vacate(at).map(|entry| entry.waiter)
+    }
+
+    /// Frees an entry. Returns what it was.
+    fn vacate(&mut self, at: usize) -> Option<Entry> {
         let entry = self.entries.get_mut(at)?.take()?;
         *self.used.get_mut(at / WORD)? &= !(1 << (at % WORD));
         self.count -= 1;
-        Some(entry.waiter)
+        self.wanting -= usize::from(entry.wants_frame);
+        Some(entry)
     }
 
     /// The index for an entry of this waiter.
