@@ -56,7 +56,7 @@ pub enum Program<'a> {
     /// `stolen=MILLISECONDS`: compares stolen time with what each vCPU sees.
     Stolen { milliseconds: u64 },
     /// `bm=MILLISECONDS`: tasks of which some fault. `faulters=` and `workers=` are their numbers on each vCPU, `size=` the
-    /// array's.
+    /// array's. `wrong=` has the kernel break the rules of asynchronous page faults.
     Tasks(tasks::Settings),
     /// `nowhere`: starts the second vCPU at an address without RAM.
     Nowhere,
@@ -105,6 +105,8 @@ pub enum Failure<'a> {
     Address(&'a str),
     #[error("by= needs the kind of the lock (ticket, swap or interrupt), not {0:?}")]
     Lock(&'a str),
+    #[error("wrong= needs what is wrong (calls, deaf or area), not {0:?}")]
+    Wrong(&'a str),
     #[error("wait= needs a way to wait (spin, interrupt or suspend), not {0:?}")]
     Wait(&'a str),
     #[error("{0}")]
@@ -153,6 +155,7 @@ impl<'a> Program<'a> {
                     workers: workers(arguments)?,
                     size: array(arguments)?,
                     seed: seed(arguments)?,
+                    wrong: wrong(arguments)?,
                 }),
                 "nowhere" => Self::Nowhere,
                 "together" => Self::Together,
@@ -197,6 +200,12 @@ fn array(arguments: &str) -> Result<u64, Failure<'_>> {
 /// The number after `workers=`, which may be 0; 1 without it.
 fn workers(arguments: &str) -> Result<u64, Failure<'_>> {
     word(arguments, "workers=").map_or(Ok(1), |value| value.parse().map_err(|_| Failure::Workers(value)))
+}
+
+/// What `wrong=` names.
+fn wrong(arguments: &str) -> Result<tasks::Wrong, Failure<'_>> {
+    word(arguments, "wrong=")
+        .map_or(Ok(tasks::Wrong::Nothing), |name| tasks::Wrong::named(name).ok_or(Failure::Wrong(name)))
 }
 
 /// The way to wait that `wait=` names.

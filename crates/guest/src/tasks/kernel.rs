@@ -15,8 +15,10 @@ use twofold_abi::async_fault::{
 };
 
 use super::scheduler::{MOST, Scheduler};
+use super::wrong::{self, Wrong};
 use super::{Failure, USES_CALLS, VCPUS, switch, task, tasks};
 use crate::exits::interrupts::{self, TIMER};
+use crate::random::Random;
 use crate::{psci, vcpus};
 
 /// The PPI of announcements.
@@ -41,6 +43,8 @@ struct Cpu {
     counts: Counts,
     /// What the hypervisor refused.
     refused: i64,
+    /// A wrong call that it did not refuse.
+    not_refused: Option<Failure>,
 }
 
 struct Slot(UnsafeCell<Cpu>);
@@ -54,6 +58,7 @@ static CPUS: [Slot; VCPUS] = [const {
         handled: 0,
         counts: Counts { parked: 0, declined: 0, woken: 0 },
         refused: SUCCESS,
+        not_refused: None,
     }))
 }; VCPUS];
 
@@ -88,12 +93,19 @@ pub fn run(vcpu: usize) -> Result<(), Failure> {
         cpu.scheduler.add(switch::prepare(vcpu, number));
     }
     switch::install();
+    let area = area_of(vcpu).address();
+    let makes_wrong_calls = uses_calls && Wrong::get() == Wrong::Calls;
+    if makes_wrong_calls {
+        wrong::while_disabled(area)?;
+    }
     if uses_calls {
-        let area = AREAS[vcpu].0.as_ptr() as u64;
         match psci::call_with(ENABLE, [area, flags::KERNEL, 0]) {
             SUCCESS => {}
             answer => return Err(Failure::Refused(answer)),
         }
+    }
+    if makes_wrong_calls {
+        wrong::while_enabled(area, NO_TOKEN)?;
     }
     let now = vcpus::counter();
     cpu.scheduler.begin(now);
@@ -119,6 +131,12 @@ pub fn run(vcpu: usize) -> Result<(), Failure> {
         }
         cpu.scheduler.wake(now, WAKE_ALL, slice());
     }
+    if makes_wrong_calls {
+        wrong::while_disabled(area)?;
+    }
+    if let Some(failure) = cpu.not_refused.take() {
+        return Err(failure);
+    }
     if cpu.refused == SUCCESS { Ok(()) } else { Err(Failure::Refused(cpu.refused)) }
 }
 
@@ -136,6 +154,11 @@ pub extern "C" fn begin(vcpu: usize, number: usize) -> ! {
     }
 }
 
+/// The area of this vCPU.
+fn area_of(vcpu: usize) -> &'static Area {
+    &AREAS[if Wrong::get() == Wrong::Area { 0 } else { vcpu }]
+}
+
 /// An IRQ, whose task has its registers at `frame`. Returns where the next task has its own.
 pub extern "C" fn interrupted(frame: &switch::Frame) -> u64 {
     let vcpu = this_vcpu();
@@ -148,7 +171,7 @@ pub extern "C" fn interrupted(frame: &switch::Frame) -> u64 {
     let interrupt = GicCpuInterface::get_and_acknowledge_interrupt(InterruptGroup::Group1);
     match interrupt {
         Some(TIMER) => interrupts::stop_timer(),
-        Some(ANNOUNCEMENT) => cpu.announcement(&AREAS[vcpu], frame),
+        Some(ANNOUNCEMENT) => cpu.announcement(area_of(vcpu), frame),
         _ => {}
     }
     // G10.
@@ -166,11 +189,12 @@ impl Cpu {
     /// G2 to G9.
     fn announcement(&mut self, area: &Area, frame: &switch::Frame) {
         const KERNEL: u32 = 1;
+        let wrong = Wrong::get();
         let token = area.read(area::NOT_PRESENT);
         if token != NO_TOKEN {
             let (level, pc, sequence) = (area.read(area::LEVEL), area.wide(area::PC), area.wide(area::SEQUENCE));
             area.write(area::NOT_PRESENT, NO_TOKEN);
-            let is_here = (level, pc) == (KERNEL, frame.pc);
+            let is_here = (level, pc) == (KERNEL, frame.pc) && !matches!(wrong, Wrong::Deaf | Wrong::Area);
             if sequence > self.handled && is_here && self.scheduler.current != 0 {
                 self.scheduler.park(vcpus::counter(), token);
                 self.counts.parked += 1;
@@ -179,10 +203,20 @@ impl Cpu {
             }
             self.handled = self.handled.max(sequence);
         }
+        match wrong {
+            Wrong::Nothing | Wrong::Calls => {}
+            Wrong::Deaf => return,
+            Wrong::Area => return area.spoil(),
+        }
         loop {
             let token = area.read(area::READY);
             if token == NO_TOKEN {
                 break;
+            }
+            if wrong == Wrong::Calls
+                && let Err(failure) = wrong::while_enabled(area.address(), token)
+            {
+                self.not_refused = Some(failure);
             }
             area.write(area::READY, NO_TOKEN);
             self.counts.woken += self.scheduler.wake(vcpus::counter(), token, slice());
@@ -195,6 +229,23 @@ impl Cpu {
 }
 
 impl Area {
+    fn address(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+
+    /// Acknowledges whatever is there as ready, and writes random words everywhere. Half of the time no token is left in the way
+    /// of the next announcement.
+    fn spoil(&self) {
+        let mut random = Random::new(vcpus::counter());
+        let _perhaps_refused = psci::call_with(ACKNOWLEDGE, [self.read(area::READY).into(), 0, 0]);
+        for offset in (0..area::SIZE as usize).step_by(4) {
+            self.write(offset, random.next() as u32);
+        }
+        if random.next().is_multiple_of(2) {
+            self.write(area::NOT_PRESENT, NO_TOKEN);
+        }
+    }
+
     fn read(&self, offset: usize) -> u32 {
         self.0[offset / 4].load(Ordering::Relaxed)
     }

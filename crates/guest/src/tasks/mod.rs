@@ -8,6 +8,7 @@
 //! | [`kernel`] | the handler of interrupts: the timer, and asynchronous page faults |
 //! | [`scheduler`] | which task is next |
 //! | [`switch`] | a task's registers, on its stack |
+//! | [`wrong`] | kernels that break the rules of asynchronous page faults |
 //!
 //! A faulting task has two words of its own in each page: how often it wrote there, and a value made of that. It checks
 //! the value before each write. At the end the first vCPU goes over the array, and the sum of all counts has to be the number of
@@ -16,6 +17,7 @@
 mod kernel;
 mod scheduler;
 mod switch;
+mod wrong;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,6 +29,7 @@ use crate::random::Random;
 use crate::uart::println;
 use crate::{psci, vcpus};
 use scheduler::MOST;
+pub use wrong::Wrong;
 
 /// What the tasks are.
 #[derive(Clone, Copy)]
@@ -41,6 +44,8 @@ pub struct Settings {
     pub size: u64,
     /// The seed of the pages that are written.
     pub seed: u64,
+    /// What the kernel does that it must not.
+    pub wrong: Wrong,
 }
 
 /// Why [`run`] failed.
@@ -58,6 +63,8 @@ pub enum Failure {
     Version(i64, u32),
     #[error("a call of asynchronous page faults returned {0}")]
     Refused(i64),
+    #[error("the call {function:#x} of asynchronous page faults with {first:#x} and {second:#x} returned {answer}")]
+    NotRefused { function: u32, first: u64, second: u64, answer: i64 },
     #[error("the words at {address:#x} are {count} and {value:#x}: the page is not as it was written")]
     Wrong { address: u64, count: u64, value: u64 },
     #[error("{found} writes are in the array, and {made} were made")]
@@ -85,7 +92,7 @@ pub const VCPUS: usize = vcpus::WORKERS + 1;
 
 /// Runs the tasks, and checks what they have written.
 pub fn run(tree: Fdt<'_>, memory: &Memory, settings: &Settings) -> Result<(), Failure> {
-    let Settings { milliseconds, faulters, workers, size, seed } = *settings;
+    let Settings { milliseconds, faulters, workers, size, seed, wrong } = *settings;
     let (affinities, others) = vcpus::others(tree);
     let vcpus = others + 1;
     let is_possible = (1..MOST as u64).contains(&(faulters + workers)) && faulters * vcpus as u64 <= SLOTS;
@@ -106,6 +113,8 @@ pub fn run(tree: Fdt<'_>, memory: &Memory, settings: &Settings) -> Result<(), Fa
     for (cell, value) in [(&ARRAY, array), (&PAGES, size / PAGE), (&SEED, seed), (&USES_CALLS, u64::from(mode))] {
         cell.store(value, Ordering::Relaxed);
     }
+    let ram = memory.banks().iter().find(|bank| bank.contains(&array));
+    wrong.set(ram.ok_or(Failure::NoMemory { wanted: size, free: 0 })?);
     TASKS[0].store(faulters, Ordering::Relaxed);
     TASKS[1].store(workers, Ordering::Relaxed);
     // As the `memset` before the threads start.

@@ -6,12 +6,14 @@
 //! | [`pages`] | bare-metal guests in each mode, virtio devices and the balloon, Linux without the module |
 //! | [`linux`] | a Linux that knows asynchronous page faults, by its module |
 //! | [`swap_device`] | stores on a disk that fails or stands still |
+//! | [`wrong`] | guests that break the rules of asynchronous page faults |
 //!
 //! Invariant: no test depends on how fast the machine is, as in the suite `vm`, whose machines these are.
 
 mod linux;
 mod pages;
 mod swap_device;
+mod wrong;
 
 use twofold_launch::swap::Mode;
 use twofold_workspace::Workspace;
@@ -59,6 +61,12 @@ const TESTS: &[Test] = &[
     ("linux::parked_tasks_are_killed", Depth::Full, linux::killed),
     ("linux::reboots_with_pages_in_the_store", Depth::Full, |machines| linux::reboots(machines, Mode::Off)),
     ("linux::reboots_with_the_module", Depth::Full, |machines| linux::reboots(machines, Mode::Pv)),
+    ("wrong::calls", Depth::Full, |machines| wrong::calls(machines, 1)),
+    ("wrong::calls_on_3_vcpus", Depth::Quick, |machines| wrong::calls(machines, 3)),
+    ("wrong::no_acknowledgements", Depth::Full, |machines| wrong::deaf(machines, 1)),
+    ("wrong::no_acknowledgements_on_3_vcpus", Depth::Quick, |machines| wrong::deaf(machines, 3)),
+    ("wrong::areas", Depth::Full, |machines| wrong::areas(machines, 1)),
+    ("wrong::areas_on_3_vcpus", Depth::Quick, |machines| wrong::areas(machines, 3)),
     ("swap_device::that_is_too_small", Depth::Quick, swap_device::too_small),
     ("swap_device::that_is_full_beside_another_guest", Depth::Quick, swap_device::full),
     ("swap_device::that_fails_one_request_in_a_thousand", Depth::Quick, swap_device::one_in_a_thousand),
