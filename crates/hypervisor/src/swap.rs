@@ -84,7 +84,7 @@ use crate::{heap, host_devices, read_sysreg, schedule, timer, virtio};
 
 use cause::{Cause, Causes, Why};
 use disk_store::DiskStore;
-use store::Store;
+use store::{Kind, Store};
 
 /// What a guest with a store has beside its memory.
 pub struct Swap {
@@ -165,15 +165,15 @@ impl Swap {
         let others = virtio::waiters(config.virtio_devices()) + TASKS;
         let options = SwapOptions { vcpus: config.cpus, others: others as u32, headroom };
         let most = config.cpus as usize * PAGES_PER_VCPU + others + 2 * HEADROOM as usize;
-        let store = Arc::new(match settings.store {
+        let store = Arc::new(Store::new(match settings.store {
             config::Store::Memory { .. } => {
-                Store::Memory(MemoryStore::new(platform, parts.0, most, timer::machine_time))
+                Kind::Memory(MemoryStore::new(platform, parts.0, most, timer::machine_time))
             }
             config::Store::Disk(id) => {
                 let disk = disk(&id, SwapMemory::places(config))?;
-                Store::Disk(Box::new(DiskStore::new(platform, disk, SwapMemory::places(config), most, task)))
+                Kind::Disk(Box::new(DiskStore::new(platform, disk, SwapMemory::places(config), most, task)))
             }
-        });
+        }));
         memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Notifier { guest: number }), &options)?;
         let disk = match settings.store {
             config::Store::Memory { .. } => None,
@@ -197,7 +197,7 @@ impl Swap {
         let Some(settings) = &config.swap else { return Ok(()) };
         let mut over = memory.set_limit(settings.resident / PAGE)?;
         // No disk answers before the guests run: then the task does the same.
-        if let (Store::Memory(store), config::Store::Memory { delay }) = (&*self.store, settings.store) {
+        if let (Kind::Memory(store), config::Store::Memory { delay }) = (self.store.kind(), settings.store) {
             // An interrupt that is pending stays so until the guests run.
             while over > 0 {
                 let relief = self.hand.lock().make_room(memory, over)?;
@@ -219,6 +219,11 @@ impl Swap {
     /// What the scheduler calls the task.
     pub(crate) fn task(&self) -> EntityId {
         self.task
+    }
+
+    /// Pages that the store was asked to write, and to read.
+    pub(crate) fn transfers(&self) -> [u64; 2] {
+        self.store.counts()
     }
 
     /// Where pages arrive for this vCPU.

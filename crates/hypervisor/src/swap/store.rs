@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The stores that a guest can have, behind one name.
+//! The stores that a guest can have, behind one name, and how many pages go to them and come back.
 
 use alloc::boxed::Box;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, WriteRequest};
 use twofold_stage2::Ipa;
@@ -11,7 +12,21 @@ use twofold_vmm::memory_store::MemoryStore;
 use super::disk_store::DiskStore;
 
 /// A guest's store.
-pub enum Store {
+pub struct Store {
+    kind: Kind,
+    counts: Counts,
+}
+
+/// Pages that the store was asked to write, and to read. A page that leaves without a write, because it is zero or its copy is
+/// good, is in neither.
+#[derive(Default)]
+struct Counts {
+    written: AtomicU64,
+    read: AtomicU64,
+}
+
+/// The kinds of stores.
+pub enum Kind {
     /// In the machine's memory.
     Memory(MemoryStore<Arm64<IdentityMap>>),
     /// On a disk of the machine.
@@ -19,41 +34,56 @@ pub enum Store {
 }
 
 impl Store {
+    /// An empty store.
+    pub(super) fn new(kind: Kind) -> Self {
+        Self { kind, counts: Counts::default() }
+    }
+
+    /// Its kind.
+    pub(super) fn kind(&self) -> &Kind {
+        &self.kind
+    }
+
+    /// Pages that it was asked to write, and to read.
+    pub(super) fn counts(&self) -> [u64; 2] {
+        [&self.counts.written, &self.counts.read].map(|count| count.load(Ordering::Relaxed))
+    }
+
     /// When the next transfer ends; `None` if none is on its way, or a disk's interrupt says so.
     pub(super) fn next_end(&self) -> Option<u64> {
-        match self {
-            Self::Memory(store) => store.next_end(),
-            Self::Disk(_) => None,
+        match &self.kind {
+            Kind::Memory(store) => store.next_end(),
+            Kind::Disk(_) => None,
         }
     }
 
     /// Ends a transfer that is done. Returns whether there was one.
     pub(super) fn end_next(&self, memory: &dyn Completions) -> bool {
-        match self {
-            Self::Memory(store) => store.end_next(memory),
-            Self::Disk(store) => store.end_next(memory),
+        match &self.kind {
+            Kind::Memory(store) => store.end_next(memory),
+            Kind::Disk(store) => store.end_next(memory),
         }
     }
 
     /// Writes that have failed in a row.
     pub(super) fn failed_writes(&self) -> u32 {
-        match self {
-            Self::Memory(_) => 0,
-            Self::Disk(store) => store.failed_writes(),
+        match &self.kind {
+            Kind::Memory(_) => 0,
+            Kind::Disk(store) => store.failed_writes(),
         }
     }
 
     /// Those do not count any more.
     pub(super) fn forget_failed_writes(&self) {
-        if let Self::Disk(store) = self {
+        if let Kind::Disk(store) = &self.kind {
             store.forget_failed_writes();
         }
     }
 
     fn pages(&self) -> &dyn PageStore {
-        match self {
-            Self::Memory(store) => store,
-            Self::Disk(store) => &**store,
+        match &self.kind {
+            Kind::Memory(store) => store,
+            Kind::Disk(store) => &**store,
         }
     }
 }
@@ -64,10 +94,12 @@ impl PageStore for Store {
     }
 
     fn write(&self, memory: &dyn Completions, request: WriteRequest) {
+        self.counts.written.fetch_add(1, Ordering::Relaxed);
         self.pages().write(memory, request);
     }
 
     fn read(&self, memory: &dyn Completions, request: ReadRequest) {
+        self.counts.read.fetch_add(1, Ordering::Relaxed);
         self.pages().read(memory, request);
     }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`pages`] | bare-metal guests in each mode, virtio devices and the balloon, Linux without the module |
 //! | [`linux`] | a Linux that knows asynchronous page faults, by its module |
+//! | [`redis`] | Debian with Redis, whose data have to be those of a run without a store |
 //! | [`swap_device`] | stores on a disk that fails or stands still |
 //! | [`wrong`] | guests that break the rules of asynchronous page faults |
 //!
@@ -12,6 +13,7 @@
 
 mod linux;
 mod pages;
+mod redis;
 mod swap_device;
 mod wrong;
 
@@ -26,8 +28,10 @@ use crate::arguments::TestOptions;
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     let machines = vm::prepare(workspace, options)?;
+    let mut trials = vm::trials(&machines, depth, TESTS);
+    trials.extend(redis::trials(workspace, depth));
     // Most of the machines have two CPUs.
-    harness(vm::trials(&machines, depth, TESTS), 1, options)
+    harness(trials, 1, options)
 }
 
 const TESTS: &[Test] = &[

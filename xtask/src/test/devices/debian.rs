@@ -84,6 +84,11 @@ impl Guests {
         self.boot(guests).run(&self.workspace, &self.qemu)
     }
 
+    /// As [`run`](Self::run), on this number of CPUs.
+    pub fn run_on(&self, cpus: u32, guests: Vec<GuestSettings>) -> anyhow::Result<Outcome> {
+        Boot { host_cpus: Some(cpus), ..self.boot(guests) }.run(&self.workspace, &self.qemu)
+    }
+
     /// As [`run`](Self::run), and has `drive` read the console.
     pub fn run_driven<T: Send>(
         &self,

@@ -13,7 +13,7 @@
 //! this side knows.
 
 mod cut;
-mod debian;
+pub(super) mod debian;
 mod forgetful;
 mod memory;
 pub(super) mod nbd;
