@@ -56,6 +56,9 @@ pub mod flags {
     /// Where several guests share frames, each may have only half of what it needs, so that reaching the limit can be
     /// tested.
     pub const TEST_SCARCE: u32 = 1 << 6;
+    /// The guests come from elsewhere: each is stopped, with zeroes in its memory, and the launcher restores it
+    /// ([`channel`](crate::channel)).
+    pub const INCOMING: u32 = 1 << 7;
 }
 
 /// Values of [`Guest::pages`]: how large the mappings of guest RAM may be.

@@ -112,7 +112,7 @@ fn text(most: usize) -> impl Strategy<Value = String> {
 fn body() -> impl Strategy<Value = (u8, u32, u64, usize, Vec<u8>, String, String)> {
     let bytes = vec(any::<u8>(), 1..=PAYLOAD_MAX);
     let number = prop_oneof![1_u32..=WINDOW_MAX, Just(WINDOW_MAX)];
-    (0_u8..16, number, any::<u64>(), 0_usize..64, bytes, text(512), "[a-z0-9_]{1,8}(\\.[a-z0-9_]{1,8}){0,6}")
+    (0_u8..18, number, any::<u64>(), 0_usize..64, bytes, text(512), "[a-z0-9_]{1,8}(\\.[a-z0-9_]{1,8}){0,6}")
 }
 
 /// Writes the message, reads it from the wire, and compares.
@@ -131,6 +131,7 @@ fn round_trip(body: (u8, u32, u64, usize, Vec<u8>, String, String), guest: u16) 
         2 => Some((some, ToHypervisor::Input(&bytes))),
         3 => Some((some, ToHypervisor::OutputCredit(number))),
         14 => Some((some, ToHypervisor::Taken(value))),
+        16 => Some((some, ToHypervisor::Content(&bytes))),
         _ => None,
     };
     if let Some((guest, message)) = up {
@@ -159,6 +160,7 @@ fn round_trip(body: (u8, u32, u64, usize, Vec<u8>, String, String), guest: u16) 
         11 => ToLauncher::Log(&text),
         12 => ToLauncher::Line(&line),
         15 => ToLauncher::Position { output: value, input: value >> 7 ^ u64::from(number) },
+        17 => ToLauncher::Part { request: number, bytes: &bytes[..bytes.len().min(PAYLOAD_MAX - 4)] },
         _ => ToLauncher::Trace(&bytes),
     };
     let guest = if matches!(which, 4 | 12 | 13) { none } else { some };
@@ -312,7 +314,13 @@ fn what_is_no_message_is_refused_by_name() {
         (up(kind::HELLO, None, &[b'x'; 24]), MessageError::Magic([b'x'; 8])),
         (up(kind::HELLO, None, &hello(1, 1, 0)[1..]), length(kind::HELLO, 23)),
         (up(kind::COMMAND, None, &[0, 0, 0, 0, 0, 0, 0, 0]), field("the request", 0)),
-        (up(kind::COMMAND, None, &[1, 0, 0, 0, 11, 0, 0, 0]), field("the command", 11)),
+        (up(kind::COMMAND, None, &[1, 0, 0, 0, 15, 0, 0, 0]), field("the command", 15)),
+        (up(kind::COMMAND, None, &[1, 0, 0, 0, 11, 1, 0, 0]), field("the argument", 1)),
+        (up(kind::CONTENT, Some(0), &[]), length(kind::CONTENT, 0)),
+        (up(kind::CONTENT, None, b"x"), MessageError::Guest { kind: kind::CONTENT, has: false }),
+        (down(kind::PART, Some(0), &[1, 0, 0, 0]), length(kind::PART, 4)),
+        (down(kind::PART, Some(0), &[0, 0, 0, 0, 9]), field("the request", 0)),
+        (down(kind::PART, None, &[1, 0, 0, 0, 9]), MessageError::Guest { kind: kind::PART, has: false }),
         (up(kind::COMMAND, None, &[1, 0, 0, 0, 0, 0, 0, 1]), field("the argument", 1 << 16)),
         (up(kind::INPUT, Some(0), &[]), length(kind::INPUT, 0)),
         (up(kind::INPUT, None, b"x"), MessageError::Guest { kind: kind::INPUT, has: false }),

@@ -2,8 +2,8 @@
 //! `docs/control.md` agrees with the code, and each test that it names exists.
 
 use twofold_abi::channel::wire::{
-    COMMANDS_MAX, ENCODED_MAX, HEADER_SIZE, KEY_MAX, NO_GUEST, PAYLOAD_MAX, TEXT_MAX, WINDOW_MAX, command, kind,
-    reason, state,
+    COMMANDS_MAX, CONTENT_MAX, ENCODED_MAX, HEADER_SIZE, KEY_MAX, NO_GUEST, PAYLOAD_MAX, TEXT_MAX, WINDOW_MAX, command,
+    kind, reason, state,
 };
 use twofold_abi::channel::{FrameReader, FrameWriter, ToLauncher};
 
@@ -27,6 +27,7 @@ fn kinds_and_numbers_are_the_documented_ones() {
         (kind::INPUT, "input"),
         (kind::OUTPUT_CREDIT, "output credit"),
         (kind::TAKEN, "taken"),
+        (kind::CONTENT, "content"),
         (kind::WELCOME, "welcome"),
         (kind::DONE, "done"),
         (kind::REFUSED, "refused"),
@@ -38,6 +39,7 @@ fn kinds_and_numbers_are_the_documented_ones() {
         (kind::LINE, "line"),
         (kind::TRACE, "trace"),
         (kind::POSITION, "position"),
+        (kind::PART, "part"),
     ];
     let documented = table("| kind | name");
     assert_eq!(documented.len(), kinds.len());
@@ -65,6 +67,10 @@ fn kinds_and_numbers_are_the_documented_ones() {
             (command::SPLIT.into(), "split"),
             (command::COALESCE.into(), "coalesce"),
             (command::BALLOON.into(), "balloon"),
+            (command::SAVE.into(), "save"),
+            (command::RESTORE.into(), "restore"),
+            (command::READ.into(), "read"),
+            (command::WRITE.into(), "write"),
         ],
     );
     numbers(
@@ -102,6 +108,7 @@ fn limits_are_the_documented_ones() {
         (KEY_MAX, "A key is at most {} bytes"),
         (TEXT_MAX, "at most {} bytes, and for people"),
         (WINDOW_MAX as usize, "bytes (u32), 1 to {} |"),
+        (CONTENT_MAX, "At most {} bytes"),
         (COMMANDS_MAX, "{} are the most |"),
         (COMMANDS_MAX, "at most {} commands without an answer"),
     ] {

@@ -165,7 +165,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Anew { milliseconds } => anew::run(tree, &memory, milliseconds)?,
         Program::Warm { count } => anew::warm(tree, &memory, count)?,
         Program::Cold { count } => anew::cold(count)?,
-        Program::Watch { milliseconds } => watch::run(tree, &memory, milliseconds)?,
+        Program::Watch { milliseconds, is_moved } => watch::run(tree, &memory, milliseconds, is_moved)?,
         Program::Secrets => fresh::fill(&memory),
         Program::Fresh { milliseconds } => fresh::run(&memory, milliseconds)?,
         Program::Pace { milliseconds, kind, is_alone } => pace::run(tree, milliseconds, kind, is_alone)?,

@@ -40,8 +40,9 @@ pub enum Program<'a> {
     Warm { count: u64 },
     /// `cold=COUNT`: cold resets in a row, one each 20 ms.
     Cold { count: u64 },
-    /// `watch=MILLISECONDS`: checks until this time that nothing of the guest's changes by itself.
-    Watch { milliseconds: u64 },
+    /// `watch=MILLISECONDS`: checks until this time that nothing of the guest's changes by itself. With `moved`, the guest may
+    /// be somewhere else meanwhile.
+    Watch { milliseconds: u64, is_moved: bool },
     /// `secrets`: fills RAM with secrets.
     Secrets,
     /// `fresh=MILLISECONDS`: checks after this time that RAM is zero.
@@ -138,7 +139,10 @@ impl<'a> Program<'a> {
                 "anew" => Self::Anew { milliseconds: number(key, value)? },
                 "warm" => Self::Warm { count: number(key, value)? },
                 "cold" => Self::Cold { count: number(key, value)? },
-                "watch" => Self::Watch { milliseconds: number(key, value)? },
+                "watch" => Self::Watch {
+                    milliseconds: number(key, value)?,
+                    is_moved: arguments.split_ascii_whitespace().any(|word| word == "moved"),
+                },
                 "secrets" => Self::Secrets,
                 "fresh" => Self::Fresh { milliseconds: number(key, value)? },
                 "loops" => Self::Loops { milliseconds: number(key, value)? },

@@ -12,13 +12,15 @@
 //! Invariants: each command is answered once. A piece of the work answers one command, sends `FIGURES` figures, or is a piece
 //! of a sweep ([`sweep`](crate::vm::sweep)).
 
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 use core::fmt::Write;
 
 use arrayvec::{ArrayString, ArrayVec};
 use twofold_abi::channel::wire::{COMMANDS_MAX, KEY_MAX};
 use twofold_abi::channel::{Command, GuestState, Reason};
 use twofold_vmm::console::Console;
-use twofold_vmm::session::{Asked, Guests};
+use twofold_vmm::session::{Asked, Guests, PART_MAX};
 
 use crate::channel::{self, Polled};
 use crate::schedule::cpu::Progress;
@@ -43,6 +45,8 @@ enum UnderWay {
     Stop(Asked),
     /// The next piece of a sweep.
     Sweep(Sweeping),
+    /// The next bytes of the answer to `save` or `read`.
+    Content(Answer),
     /// What comes next of this guest.
     Statistics { asked: Asked, guest: usize, next: Next, leaves: [u64; 4] },
 }
@@ -58,6 +62,16 @@ struct Sweeping {
     found: u64,
     /// Whether it was carried out on one, or why not on the last one.
     carried_out: Result<bool, Unswept>,
+}
+
+/// Content that is sent in parts.
+struct Answer {
+    asked: Asked,
+    /// The part of the guest's sections that comes next; `None`: all is here.
+    next: Option<usize>,
+    bytes: Vec<u8>,
+    /// How many of them were sent.
+    sent: usize,
 }
 
 /// A part of a guest's statistics.
@@ -131,6 +145,7 @@ impl UnderWay {
                 None
             }
             Self::Sweep(sweeping) => sweeping.piece(guests),
+            Self::Content(answer) => answer.piece(guests),
             Self::Statistics { asked, guest, next, leaves } => {
                 let Some(vm) = guests.0.get(guest) else {
                     done(asked);
@@ -218,6 +233,19 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
             return None;
         }
         Command::Reset => on_each(named, Vm::reset_by_command),
+        Command::Save => return Answer::begin(asked, Some(0), Vec::new()),
+        Command::Read(page) => return read(asked, page, guests),
+        Command::Restore => {
+            let taken = one(&asked, guests).map(|vm| vm.restore(asked.content()).map_err(|why| why.to_string()));
+            settle(asked, taken);
+            return None;
+        }
+        Command::Write(page) => {
+            let taken =
+                one(&asked, guests).map(|vm| vm.write_page(page, asked.content()).map_err(|why| why.to_string()));
+            settle(asked, taken);
+            return None;
+        }
         Command::Quit => {
             let mut quit: ArrayVec<Quit<'_>, { twofold_abi::bundle::VCPUS_MAX as usize }> = ArrayVec::new();
             let carried_out = on_each(named, |vm| vm.quit().map(|one| quit.push(one)));
@@ -235,6 +263,74 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
         Err(why) => refuse(asked, Reason::State, format_args!("{why}")),
     }
     None
+}
+
+impl Answer {
+    fn begin(asked: Asked, next: Option<usize>, bytes: Vec<u8>) -> Option<UnderWay> {
+        Some(UnderWay::Content(Self { asked, next, bytes, sent: 0 }))
+    }
+
+    /// A piece: a part of the guest's sections is made, or sent. `None`: the command is answered.
+    fn piece(mut self, guests: All) -> Option<UnderWay> {
+        if let Some(bytes) = self.bytes.get(self.sent..).filter(|bytes| !bytes.is_empty()) {
+            let bytes = &bytes[..bytes.len().min(PART_MAX)];
+            let _ = channel::with_session(|session, launcher| self.asked.part(bytes, session, launcher));
+            self.sent += bytes.len();
+            return Some(UnderWay::Content(self));
+        }
+        let Some(part) = self.next else {
+            done(self.asked);
+            return None;
+        };
+        (self.bytes, self.sent) = (Vec::new(), 0);
+        match one(&self.asked, guests).map(|vm| vm.save(part, &mut self.bytes)) {
+            Some(Ok(has_more)) => {
+                self.next = has_more.then_some(part + 1);
+                Some(UnderWay::Content(self))
+            }
+            Some(Err(why)) => {
+                refuse(self.asked, Reason::State, format_args!("{why}"));
+                None
+            }
+            None => {
+                refuse_all(self.asked);
+                None
+            }
+        }
+    }
+}
+
+/// The guest that a command is for, which is for one.
+fn one(asked: &Asked, guests: All) -> Option<&'static Vm> {
+    guests.0.get(usize::from(asked.guest()?))
+}
+
+/// Begins to send a page of a stopped guest. A page of zeroes has no bytes.
+fn read(asked: Asked, page: u32, guests: All) -> Option<UnderWay> {
+    let Some(vm) = one(&asked, guests) else {
+        refuse_all(asked);
+        return None;
+    };
+    match vm.read_page(page) {
+        Ok(bytes) => Answer::begin(asked, None, bytes),
+        Err(why) => {
+            refuse(asked, Reason::State, format_args!("{why}"));
+            None
+        }
+    }
+}
+
+/// Answers a command that is for one guest.
+fn settle(asked: Asked, done_for: Option<Result<(), String>>) {
+    match done_for {
+        Some(Ok(())) => done(asked),
+        Some(Err(why)) => refuse(asked, Reason::State, format_args!("{why}")),
+        None => refuse_all(asked),
+    }
+}
+
+fn refuse_all(asked: Asked) {
+    refuse(asked, Reason::Guest, format_args!("name one guest"));
 }
 
 /// Carries a command out on each of these guests that is in a state for it.

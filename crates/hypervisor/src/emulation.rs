@@ -54,6 +54,8 @@ use crate::mmio::Operation;
 use crate::virtio::VirtioDevices;
 use crate::{console, print, println, serial};
 
+mod saved;
+
 /// The devices of a guest.
 pub struct Devices {
     /// The interrupt controller.

@@ -60,11 +60,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// A guest that runs, and whose counters begin now.
-    pub(crate) fn new() -> Self {
-        let life = Life::new(timer::machine_time());
-        let offset = AtomicU64::new(life.offset());
-        Self { life: Mutex::new(life), is_halted: AtomicBool::new(false), offset }
+    /// A guest that runs, and whose counters begin now; or one that comes from elsewhere, and is stopped.
+    pub(crate) fn new(is_incoming: bool) -> Self {
+        let begins = if is_incoming { Life::incoming } else { Life::new };
+        let life = begins(timer::machine_time());
+        let (offset, is_halted) = (AtomicU64::new(life.offset()), AtomicBool::new(!life.may_run()));
+        Self { life: Mutex::new(life), is_halted, offset }
     }
 
     /// Whether no vCPU may run.

@@ -100,7 +100,7 @@ fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
     shutdown::before_end(commands::finish_consoles);
     schedule::cpu::install(entities, made.cpus);
     schedule::begin(made.scheduler, &board.cpus[..made.cpus]);
-    for vm in guests {
+    for vm in guests.iter().filter(|vm| !vm.has_stopped()) {
         schedule::wake(vm.vcpus[0].entity);
     }
     if let Some(task) = made.channel_task {
@@ -307,7 +307,10 @@ impl Maker {
             None => None,
         };
         let blob = device_tree::build(config, &layout, &affinities);
-        layout.load(config, &blob, &memory)?;
+        // The memory of a guest that comes from elsewhere comes with it.
+        if config.flags & flags::INCOMING == 0 {
+            layout.load(config, &blob, &memory)?;
+        }
         swap.as_ref().map_or(Ok(()), |swap| swap.limit(config, &memory)).map_err(of_swap)?;
         let (size, cpus, pages) = (config.memory >> 20, config.cpus, config.pages);
         log!("guest {name:?}: {size} MiB at {:#x}, {cpus} vCPUs, {pages:?}, {geometry:?}", virt::RAM_BASE);

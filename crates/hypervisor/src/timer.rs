@@ -46,6 +46,19 @@ const MASK: u64 = 1 << 1;
 const STATUS: u64 = 1 << 2;
 
 impl PhysicalTimer {
+    /// The timer with these values, of a guest that comes from elsewhere. `None` if the control has other bits than a guest
+    /// can set.
+    #[must_use]
+    pub fn with(compare: u64, control: u64) -> Option<Self> {
+        (control & !(ENABLE | MASK) == 0).then_some(Self { compare, control })
+    }
+
+    /// CNTP_CVAL_EL0.
+    #[must_use]
+    pub fn compare(&self) -> u64 {
+        self.compare
+    }
+
     /// Emulates a trapped access at the guest's time `now`. Returns `None` if it is not one of these registers, otherwise
     /// whether the timer has changed.
     pub fn access(&mut self, access: &Access, x: &mut [u64; 31], now: u64) -> Option<bool> {
@@ -136,6 +149,14 @@ pub fn due(control: u64, compare: u64, now: u64) -> Due {
     } else {
         Due::At(compare)
     }
+}
+
+/// The machine's time at the guest's time `time`, whose counters are `offset` behind the machine's. A guest that comes from
+/// a machine which ran for longer is ahead: the offset is negative then, as CNTVOFF_EL2 has it.
+#[must_use]
+#[inline(always)]
+pub fn of_machine(time: u64, offset: u64) -> u64 {
+    time.saturating_add_signed(offset.cast_signed())
 }
 
 /// The machine's counter.

@@ -51,6 +51,7 @@ use crate::{channel, control, cpus, platform, power, schedule, shutdown};
 use sweep::Sweeps;
 
 pub(crate) mod commanded;
+pub(crate) mod saved;
 pub(crate) mod sweep;
 
 /// The virtual machine.
@@ -209,7 +210,8 @@ pub(crate) fn confine_this_cpu(board: &Board, sources: &Sources) -> OwnRedistrib
 }
 
 impl Vm {
-    /// A virtual machine whose vCPUs are off, except the first one, which begins when it is woken. Its counters begin now.
+    /// A virtual machine whose vCPUs are off, except the first one, which begins when it is woken. Its counters begin now. One
+    /// that comes from elsewhere is stopped instead.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let Parts {
@@ -257,7 +259,7 @@ impl Vm {
             flags,
             vendor: (flags & bundle::flags::MEASURE != 0).then(|| VendorCalls::new(test.len())),
             refusals: Refusals::default(),
-            life: Shared::new(),
+            life: Shared::new(flags & bundle::flags::INCOMING != 0),
             sweeps: Sweeps::default(),
             first,
             vcpus,

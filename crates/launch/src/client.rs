@@ -14,7 +14,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use twofold_abi::channel::wire::{DELIMITER, PAYLOAD_MAX, VERSION};
+use twofold_abi::channel::wire::{CONTENT_MAX, DELIMITER, PAYLOAD_MAX, VERSION};
 use twofold_abi::channel::{
     Command, FrameWriter, GuestState, Reason, ReceiveCredit, SendCredit, ToHypervisor, ToLauncher,
 };
@@ -45,6 +45,8 @@ pub struct Client {
 pub struct Answer {
     /// Each figure, with the guest that it is of.
     pub figures: Vec<(Option<u16>, String, u64)>,
+    /// Its content, of a command that has some.
+    pub content: Vec<u8>,
     /// Why the command was refused; `None`: it is done.
     pub refusal: Option<Refusal>,
 }
@@ -161,6 +163,11 @@ impl Client {
                     answer.figures.push((guest, key.to_owned(), value));
                 }
             }
+            ToLauncher::Part { request, bytes } => {
+                if let Some((answer, _)) = self.answers.get_mut(&request) {
+                    answer.content.extend_from_slice(bytes);
+                }
+            }
             ToLauncher::State { state, text: _ } => {
                 self.states.get_mut(usize::from(number)).into_iter().for_each(|states| states.push(state));
             }
@@ -191,6 +198,15 @@ impl Client {
         self.answers.insert(self.requests, Default::default());
         write(reply, guest, &ToHypervisor::Command { request: self.requests, command });
         self.requests
+    }
+
+    /// As [`ask`](Self::ask), of a command that takes content: [`CONTENT_MAX`] bytes at most.
+    pub fn ask_with(&mut self, guest: u16, command: Command, content: &[u8], reply: &mut Vec<u8>) -> u32 {
+        debug_assert!(content.len() <= CONTENT_MAX);
+        for part in content.chunks(PAYLOAD_MAX) {
+            write(reply, Some(guest), &ToHypervisor::Content(part));
+        }
+        self.ask(Some(guest), command, reply)
     }
 
     /// From now on a guest's output is wanted.

@@ -10,7 +10,7 @@
 //! 4. The hypervisor's end is the control channel ([`channel`]). Its lines become a [`Control`] with its [`Report`] of figures ([`report`]).
 //!    A launch that is driven, or whose guests have their consoles there, has a session on it ([`session`], [`client`]).
 //!    Guests' consoles have any number of readers ([`hub`]): the terminal ([`terminal`]), with the monitor ([`monitor`]), and
-//!    those of other processes ([`socket`]), which take figures too ([`sample`]). [`interactive`] is a run with all of them.
+//!    those of other processes ([`socket`]), which take figures too ([`sample`]). A stopped guest is saved and restored there ([`saved`]). [`interactive`] is a run with all of them.
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
 //! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]); [`exits::measure`] does so
@@ -44,6 +44,7 @@ pub mod qemu;
 pub mod report;
 pub mod run;
 pub mod sample;
+pub mod saved;
 pub mod session;
 pub mod size;
 pub mod socket;

@@ -157,7 +157,7 @@ mod tests {
     fn what_was_found_is_said() {
         let answer = |figures: &[(&str, u64)]| Answer {
             figures: figures.iter().map(|(key, value)| (Some(1), (*key).to_owned(), *value)).collect(),
-            refusal: None,
+            ..Answer::default()
         };
         let said = |figures: &[(&str, u64)]| found(&answer(figures), Some(1));
         assert_eq!(

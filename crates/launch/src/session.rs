@@ -123,6 +123,16 @@ impl Session {
         Ok(self.act(|client, reply| client.ask(guest, command, reply)))
     }
 
+    /// As [`send`](Self::send), of a command that takes content: 65536 bytes at most.
+    ///
+    /// # Errors
+    ///
+    /// There is no session.
+    pub fn send_with(&self, guest: u16, command: Command, content: &[u8]) -> Result<u32, SessionError> {
+        self.until(|client| client.has_begun().then_some(()))?;
+        Ok(self.act(|client, reply| client.ask_with(guest, command, content, reply)))
+    }
+
     /// Waits for the answer to the command of this number, which was not waited for yet.
     ///
     /// # Errors

@@ -15,6 +15,7 @@
 //! | [`mitigation`] | mitigations of speculation that firmware announces: for a guest, and between two guests |
 //! | [`power`] | the power states of vCPUs that share CPUs, and PSCI 1.1 |
 //! | [`life`] | whether a guest runs, is stopped, starts anew or has ended, and its time |
+//! | [`saved`] | what a guest is besides its memory, as bytes |
 //! | [`restart`] | how a guest begins, and begins anew after a reset |
 //! | [`trng`] | random numbers for a guest |
 //! | [`scheduler`] | which vCPU or task runs on which CPU, and for how long |
@@ -48,6 +49,7 @@ pub mod power;
 pub mod program;
 pub mod refusals;
 pub mod restart;
+pub mod saved;
 pub mod scheduler;
 pub mod session;
 pub mod switch;

@@ -18,6 +18,8 @@
 //! | any but off and failed | command quit | off |
 //! | running, stopping, anew | it cannot go on | failed |
 //!
+//! A guest that comes from elsewhere begins as *stopped*.
+//!
 //! Each other command is refused, and each other event has no effect. So of several that end or reset a guest, the first
 //! counts.
 //!
@@ -42,6 +44,8 @@ pub struct Life {
     still_since: Option<u64>,
     /// For how long the counters stood still before.
     stood_still: u64,
+    /// It comes from elsewhere, and has not run here.
+    is_incoming: bool,
 }
 
 /// What a guest does.
@@ -81,7 +85,29 @@ impl Life {
     /// A guest that runs, and whose counters begin now.
     #[must_use]
     pub fn new(now: u64) -> Self {
-        Self { state: State::Running, offset: now, still_since: None, stood_still: 0 }
+        Self { state: State::Running, offset: now, still_since: None, stood_still: 0, is_incoming: false }
+    }
+
+    /// A guest that comes from elsewhere: it is stopped, and its counters are 0 until [`set_counter`](Self::set_counter).
+    #[must_use]
+    pub fn incoming(now: u64) -> Self {
+        Self { state: State::Stopped, still_since: Some(now), is_incoming: true, ..Self::new(now) }
+    }
+
+    /// Whether the guest comes from elsewhere, and has not run here: its state may be replaced.
+    #[must_use]
+    pub fn is_incoming(&self) -> bool {
+        self.is_incoming && self.state == State::Stopped
+    }
+
+    /// The counters that the guest had where it was stopped. Returns whether it comes from elsewhere; else nothing changes.
+    pub fn set_counter(&mut self, counter: u64, now: u64) -> bool {
+        if self.is_incoming() {
+            // The machine's counter may be below the guest's: an offset wraps, as CNTVOFF_EL2 does.
+            self.offset = now.wrapping_sub(counter);
+            self.still_since = Some(now);
+        }
+        self.is_incoming()
     }
 
     /// What the guest does.
@@ -135,7 +161,7 @@ impl Life {
     /// The guest's counters.
     #[must_use]
     pub fn counter(&self, now: u64) -> u64 {
-        self.still_since.unwrap_or(now).saturating_sub(self.offset)
+        self.still_since.unwrap_or(now).wrapping_sub(self.offset)
     }
 
     /// The command to stop. The embedder makes the vCPUs leave, and reports it by [`vcpus_left`](Self::vcpus_left).
@@ -227,6 +253,7 @@ impl Life {
         self.state = State::Running;
         let still = self.still_since.take().map_or(0, |since| now.saturating_sub(since));
         self.stood_still += still;
-        self.offset += still;
+        self.offset = self.offset.wrapping_add(still);
+        self.is_incoming = false;
     }
 }

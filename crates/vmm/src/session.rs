@@ -15,10 +15,13 @@
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
 
-use twofold_abi::channel::wire::{TEXT_MAX, VERSION};
+use twofold_abi::channel::wire::{CONTENT_MAX, PAYLOAD_MAX, Part, TEXT_MAX, VERSION};
 use twofold_abi::channel::{Command, CreditError, Frame, FrameReader, GuestState, Reason, ToHypervisor, ToLauncher};
 
 use crate::console::{CHUNK, Console, NotSent};
+
+/// The most bytes of an answer in one frame.
+pub const PART_MAX: usize = PAYLOAD_MAX - size_of::<Part>();
 
 /// Where answers go.
 pub trait Launcher {
@@ -87,6 +90,8 @@ pub enum Sent {
 struct Open {
     /// The state of each guest that the launcher knows.
     announced: Vec<Option<GuestState>>,
+    /// What has come for the next command that takes content, and the guest that it is for.
+    content: (u16, Vec<u8>),
 }
 
 /// A command, to be answered once.
@@ -98,6 +103,7 @@ pub struct Asked {
     request: u32,
     guest: Option<u16>,
     command: Command,
+    content: Vec<u8>,
 }
 
 /// The launcher oversteps what a console allows.
@@ -141,7 +147,8 @@ impl Session {
                 }
             };
             if let Some((request, guest, command)) = take(&mut self.open, &mut self.number, &frame, guests, launcher) {
-                return Some(Asked { session: self.number, request, guest, command });
+                let content = self.open.as_mut().map(|open| open.content_for(guest, command)).unwrap_or_default();
+                return Some(Asked { session: self.number, request, guest, command, content });
             }
         }
     }
@@ -190,6 +197,29 @@ impl Session {
     }
 }
 
+impl Open {
+    /// Keeps content for a later command. Nothing is kept if it is refused.
+    fn keep(&mut self, guest: u16, bytes: &[u8]) -> Result<(), Refused<'static>> {
+        let (of, content) = &mut self.content;
+        let overstep = |why| Err(Refused(Reason::Credit, why));
+        if *of != guest && !content.is_empty() {
+            return overstep(format_args!("the content for another guest waits for its command"));
+        }
+        if content.len() + bytes.len() > CONTENT_MAX || content.try_reserve(bytes.len()).is_err() {
+            return overstep(format_args!("no room for so much content"));
+        }
+        content.extend_from_slice(bytes);
+        *of = guest;
+        Ok(())
+    }
+
+    /// Takes the content for a command; nothing, if the command takes none.
+    fn content_for(&mut self, guest: Option<u16>, command: Command) -> Vec<u8> {
+        let takes = matches!(command, Command::Restore | Command::Write(_)) && guest == Some(self.content.0);
+        if takes { core::mem::take(&mut self.content.1) } else { Vec::new() }
+    }
+}
+
 impl Asked {
     /// The guest; `None`: all of them, or the hypervisor.
     #[must_use]
@@ -201,6 +231,19 @@ impl Asked {
     #[must_use]
     pub fn command(&self) -> Command {
         self.command
+    }
+
+    /// What has come for the command.
+    #[must_use]
+    pub fn content(&self) -> &[u8] {
+        &self.content
+    }
+
+    /// Sends a part of the answer: 1 to [`PART_MAX`] bytes.
+    pub fn part(&self, bytes: &[u8], session: &Session, launcher: &mut impl Launcher) {
+        if self.is_of(session) {
+            launcher.send(self.guest, &ToLauncher::Part { request: self.request, bytes });
+        }
     }
 
     /// Sends a figure. `key` has dotted parts of `[a-z0-9_]`, 64 bytes at most.
@@ -267,12 +310,18 @@ fn take(
     if let ToHypervisor::Command { request, command } = message {
         return Some((request, guest, command));
     }
+    if let (ToHypervisor::Content(bytes), Some(guest), Some(open)) = (message, guest, open) {
+        if let Err(why) = open.keep(guest, bytes) {
+            refuse(launcher, Some(guest), None, &why);
+        }
+        return None;
+    }
     let done = guests.console(guest.unwrap_or_default(), |console| -> Result<(), Overstep> {
         match message {
             ToHypervisor::Input(bytes) => console.receive(bytes)?,
             ToHypervisor::OutputCredit(bytes) => console.granted(bytes)?,
             ToHypervisor::Taken(position) => console.taken(position)?,
-            ToHypervisor::Hello { .. } | ToHypervisor::Command { .. } => {}
+            ToHypervisor::Hello { .. } | ToHypervisor::Command { .. } | ToHypervisor::Content(_) => {}
         }
         Ok(())
     });
@@ -304,7 +353,7 @@ fn begin(
     }
     let count = guests.count();
     launcher.send(None, &ToLauncher::Welcome { version: VERSION, guests: count, session });
-    let mut open = Open { announced: Vec::with_capacity(count.into()) };
+    let mut open = Open { announced: Vec::with_capacity(count.into()), content: (0, Vec::new()) };
     for guest in 0..count {
         let state = guests.state(guest);
         launcher.send(Some(guest), &ToLauncher::State { state, text: "" });

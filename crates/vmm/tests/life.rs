@@ -169,6 +169,25 @@ fn all_sequences_agree_with_the_model() {
 }
 
 #[test]
+fn a_guest_from_elsewhere_is_stopped_and_its_counter_goes_on() {
+    for (counter, at) in [(1_000, 5_000), (7_000, 5_000), (0, 0), (u64::MAX >> 1, 3)] {
+        let mut life = Life::incoming(at - at.min(1));
+        assert!(life.is_incoming() && !life.may_run() && life.shown() == GuestState::Stopped);
+        assert_eq!(life.counter(at), 0);
+        assert!(life.set_counter(counter, at));
+        assert_eq!((life.counter(at), life.counter(at + 9)), (counter, counter), "it stands still");
+        life.go_on(at + 10).unwrap();
+        assert_eq!((life.counter(at + 10), life.counter(at + 17)), (counter, counter + 7));
+        assert_eq!(life.offset(), (at + 10).wrapping_sub(counter));
+        // It has run here.
+        assert!(!life.is_incoming() && !life.set_counter(0, at + 17));
+        life.stop().unwrap();
+        assert!(life.vcpus_left(at + 20) && !life.is_incoming() && !life.set_counter(0, at + 21));
+        assert_eq!(life.counter(at + 21), counter + 10);
+    }
+}
+
+#[test]
 fn a_refusal_says_what_the_guest_does() {
     let mut life = Life::new(0);
     life.stop().unwrap();

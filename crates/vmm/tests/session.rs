@@ -225,6 +225,37 @@ fn an_answer_of_an_older_session_is_not_sent() {
 }
 
 #[test]
+fn content_is_kept_for_the_next_command_that_takes_it() {
+    let (mut session, guests) = (Session::new(), Second::new());
+    let content = |guest: u16, bytes: &[u8]| frame(Some(guest), &ToHypervisor::Content(bytes));
+    let mut read = |parts: &[Vec<u8>]| {
+        let (stream, mut answers, mut contents) = (parts.concat(), Answers::default(), Vec::new());
+        let mut stream = &*stream;
+        while let Some(asked) = session.read(&mut stream, &guests, &mut answers) {
+            contents.push(asked.content().to_vec());
+            asked.done(&session, &mut answers);
+        }
+        let refused = answers.0.into_iter().filter(|answer| matches!(answer, Answer::Refused(..))).count();
+        (contents, refused)
+    };
+    let took = |contents: &[&[u8]], refused| (contents.iter().map(|bytes| bytes.to_vec()).collect::<Vec<_>>(), refused);
+    read(&[vec![0], hello(1, 1, 5)]);
+    let restore = |request, guest| command(request, Some(guest), Command::Restore);
+    let other = command(9, Some(0), Command::Statistics);
+    assert_eq!(
+        read(&[content(0, b"ab"), content(0, b"c"), other, restore(1, 0), restore(2, 0)]),
+        took(&[b"", b"abc", b""], 0),
+        "a command that takes none leaves it"
+    );
+    assert_eq!(read(&[content(0, b"ab"), content(1, b"c"), restore(3, 1), restore(4, 0)]), took(&[b"", b"ab"], 1));
+    let most = vec![content(0, &[7; 1024]); 64].concat();
+    let (contents, refused) = read(&[most, content(0, b"x"), restore(5, 0)]);
+    assert_eq!((contents[0].len(), refused), (64 << 10, 1));
+    read(&[content(0, b"lost"), vec![0], hello(1, 1, 6)]);
+    assert_eq!(read(&[restore(6, 0)]), took(&[b""], 0), "a session has its own");
+}
+
+#[test]
 fn a_state_is_announced_once_and_only_in_a_session() {
     let (mut session, mut answers) = (Session::new(), Answers::default());
     session.announce(0, GuestState::Reset, &mut answers);

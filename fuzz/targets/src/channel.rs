@@ -3,13 +3,13 @@
 
 use std::cell::RefCell;
 
-use twofold_abi::channel::wire::{ENCODED_MAX, PAYLOAD_MAX};
+use twofold_abi::channel::wire::{CONTENT_MAX, ENCODED_MAX, PAYLOAD_MAX};
 use twofold_abi::channel::{
     Command, Frame, FrameError, FrameReader, FrameWriter, GuestState, MessageError, Reason, ReceiveCredit, SendCredit,
     ToHypervisor, ToLauncher,
 };
 use twofold_vmm::console::Console;
-use twofold_vmm::session::{Guests, Launcher, Sent, Session};
+use twofold_vmm::session::{Guests, Launcher, PART_MAX, Sent, Session};
 
 /// Any bytes are frames and errors, the same ones however they are cut up. Each frame is one message or is refused, and
 /// a message is written as the frame that it was read from. Any payload comes back. Credit holds whatever is granted.
@@ -57,6 +57,16 @@ fn session(data: &[u8]) {
             Command::Stop => command.refused(Reason::State, format_args!("{data:?}"), &session, &mut answers),
             Command::Statistics | Command::Dirty | Command::Split | Command::Coalesce => {
                 command.figure(command.guest(), "dirty.found", data.len() as u64, &session, &mut answers);
+                command.done(&session, &mut answers);
+            }
+            Command::Save | Command::Read(_) => {
+                if command.guest().is_some() {
+                    command.part(&data[..data.len().clamp(1, PART_MAX)], &session, &mut answers);
+                }
+                command.done(&session, &mut answers);
+            }
+            Command::Restore | Command::Write(_) => {
+                assert!(command.content().len() <= CONTENT_MAX.min(data.len()));
                 command.done(&session, &mut answers);
             }
             Command::Balloon(_)

@@ -10,8 +10,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::frame::{Frame, FrameWriter, TooLong};
 use super::wire::{
-    self, COMMANDS_MAX, Credit, Hello, KEY_MAX, MAGIC, NO_REQUEST, Refusal, State, Statistic, TEXT_MAX, WINDOW_MAX,
-    Welcome, command, kind, reason, state,
+    self, COMMANDS_MAX, Credit, Hello, KEY_MAX, MAGIC, NO_REQUEST, Part, Refusal, State, Statistic, TEXT_MAX,
+    WINDOW_MAX, Welcome, command, kind, reason, state,
 };
 
 /// Why a frame is no message. The receiver refuses it by this name, and the session goes on.
@@ -77,7 +77,19 @@ pub enum Command {
     Coalesce,
     /// Ask the guest to keep this many MiB of its memory, below 2^24, and to give up the rest.
     Balloon(u32),
+    /// Send the sections of the stopped guest: all that it is besides its memory.
+    Save,
+    /// Take a section, which came as content, into the guest, which is stopped before its first instruction.
+    Restore,
+    /// Send the page of the stopped guest at this address, divided by [`PAGE_SIZE`]. A page of zeroes has no bytes.
+    Read(u32),
+    /// Take a page, which came as content, into the guest, which is stopped before its first instruction. The number is as
+    /// in `Read`.
+    Write(u32),
 }
+
+/// Bytes of a page that [`Command::Read`] sends and [`Command::Write`] takes.
+pub const PAGE_SIZE: usize = 4096;
 
 /// Why a frame is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +152,8 @@ pub enum ToHypervisor<'a> {
     OutputCredit(u32),
     /// The guest's output before the byte with this number was taken, and will not be needed again.
     Taken(u64),
+    /// At least one byte, behind those before, for the next command to this guest that takes content.
+    Content(&'a [u8]),
 }
 
 /// A message to the launcher. The guest is the frame's.
@@ -198,6 +212,13 @@ pub enum ToLauncher<'a> {
         /// The next byte of its input.
         input: u64,
     },
+    /// At least one byte of a command's answer, behind those before.
+    Part {
+        /// The command.
+        request: u32,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
 }
 
 impl<'a> ToHypervisor<'a> {
@@ -220,13 +241,14 @@ impl<'a> ToHypervisor<'a> {
             kind::INPUT => Self::Input(bytes(frame)?),
             kind::OUTPUT_CREDIT => Self::OutputCredit(credit(frame)?),
             kind::TAKEN => Self::Taken(row::<wire::Taken>(frame)?.output.get()),
+            kind::CONTENT => Self::Content(bytes(frame)?),
             other => return Err(MessageError::Kind(other)),
         };
         let has = frame.guest.is_some();
         let fits = match message {
             Self::Hello { .. } => !has,
             Self::Command { .. } => true,
-            Self::Input(_) | Self::OutputCredit(_) | Self::Taken(_) => has,
+            Self::Input(_) | Self::OutputCredit(_) | Self::Taken(_) | Self::Content(_) => has,
         };
         if fits { Ok(message) } else { Err(MessageError::Guest { kind: frame.kind, has }) }
     }
@@ -248,6 +270,7 @@ impl<'a> ToHypervisor<'a> {
             Self::Input(bytes) => writer.write(kind::INPUT, guest, &[], bytes),
             Self::OutputCredit(bytes) => writer.write(kind::OUTPUT_CREDIT, guest, &bytes.to_le_bytes(), &[]),
             Self::Taken(output) => writer.write(kind::TAKEN, guest, &output.to_le_bytes(), &[]),
+            Self::Content(bytes) => writer.write(kind::CONTENT, guest, &[], bytes),
         }
     }
 }
@@ -287,12 +310,19 @@ impl<'a> ToLauncher<'a> {
                 let row: wire::Position = row(frame)?;
                 Self::Position { output: row.output.get(), input: row.input.get() }
             }
+            kind::PART => {
+                let (row, bytes) = Part::ref_from_prefix(frame.payload).map_err(|_| length(frame))?;
+                if bytes.is_empty() {
+                    return Err(length(frame));
+                }
+                Self::Part { request: request(row.request)?, bytes }
+            }
             other => return Err(MessageError::Kind(other)),
         };
         let has = frame.guest.is_some();
         let fits = match message {
             Self::Welcome { .. } | Self::Line(_) | Self::Trace(_) => !has,
-            Self::Output(_) | Self::InputCredit(_) | Self::Position { .. } => has,
+            Self::Output(_) | Self::InputCredit(_) | Self::Position { .. } | Self::Part { .. } => has,
             _ => true,
         };
         if fits { Ok(message) } else { Err(MessageError::Guest { kind: frame.kind, has }) }
@@ -326,6 +356,9 @@ impl<'a> ToLauncher<'a> {
                 let row = wire::Position { output: output.into(), input: input.into() };
                 writer.write(kind::POSITION, guest, row.as_bytes(), &[])
             }
+            Self::Part { request, bytes } => {
+                writer.write(kind::PART, guest, Part { request: request.into() }.as_bytes(), bytes)
+            }
         }
     }
 }
@@ -354,7 +387,7 @@ macro_rules! numbers {
 }
 
 /// The commands without an argument.
-const PLAIN: [(u8, Command); 10] = [
+const PLAIN: [(u8, Command); 12] = [
     (command::STATISTICS, Command::Statistics),
     (command::STOP, Command::Stop),
     (command::CONTINUE, Command::Continue),
@@ -365,6 +398,8 @@ const PLAIN: [(u8, Command); 10] = [
     (command::DIRTY, Command::Dirty),
     (command::SPLIT, Command::Split),
     (command::COALESCE, Command::Coalesce),
+    (command::SAVE, Command::Save),
+    (command::RESTORE, Command::Restore),
 ];
 
 impl Command {
@@ -381,19 +416,28 @@ impl Command {
         Self::Split,
         Self::Coalesce,
         Self::Balloon(0x01_0203),
+        Self::Save,
+        Self::Restore,
+        Self::Read(0x04_0000),
+        Self::Write(0xff_ffff),
     ];
 
     /// Its number and its argument.
     fn numbers(self) -> (u8, u32) {
         match self {
             Self::Balloon(mebibytes) => (command::BALLOON, mebibytes),
+            Self::Read(page) => (command::READ, page),
+            Self::Write(page) => (command::WRITE, page),
             plain => (PLAIN.iter().find(|(_, command)| *command == plain).map_or(u8::MAX, |(number, _)| *number), 0),
         }
     }
 
     fn from_numbers(number: u8, argument: u32) -> Result<Self, MessageError> {
-        if number == command::BALLOON {
-            return Ok(Self::Balloon(argument));
+        match number {
+            command::BALLOON => return Ok(Self::Balloon(argument)),
+            command::READ => return Ok(Self::Read(argument)),
+            command::WRITE => return Ok(Self::Write(argument)),
+            _ => {}
         }
         check("the argument", argument, argument == 0)?;
         let found = PLAIN.iter().find(|(plain, _)| *plain == number).map(|(_, command)| *command);

@@ -28,6 +28,8 @@ pub const TEXT_MAX: usize = 512;
 pub const WINDOW_MAX: u32 = 1 << 16;
 /// The most commands without an answer.
 pub const COMMANDS_MAX: usize = 16;
+/// The most bytes of [`kind::CONTENT`] that wait for the command that takes them.
+pub const CONTENT_MAX: usize = 1 << 16;
 /// In [`Header::guest`]: the frame concerns no guest, or all.
 pub const NO_GUEST: u16 = u16::MAX;
 /// In [`Refusal::request`]: what is refused was no command.
@@ -45,6 +47,8 @@ pub mod kind {
     pub const OUTPUT_CREDIT: u8 = 0x04;
     /// The launcher has taken a guest's output: a [`Taken`](super::Taken).
     pub const TAKEN: u8 = 0x05;
+    /// The next bytes of what the next command takes, if it takes any.
+    pub const CONTENT: u8 = 0x06;
     /// The hypervisor accepts a session: a [`Welcome`](super::Welcome).
     pub const WELCOME: u8 = 0x81;
     /// A command is done: its number (u32).
@@ -67,6 +71,8 @@ pub mod kind {
     pub const TRACE: u8 = 0x8a;
     /// Where a session begins in a guest's console: a [`Position`](super::Position).
     pub const POSITION: u8 = 0x8b;
+    /// The next bytes of a command's answer: a [`Part`](super::Part), and the bytes.
+    pub const PART: u8 = 0x8c;
 }
 
 /// Values of [`Command::command`].
@@ -93,6 +99,14 @@ pub mod command {
     pub const COALESCE: u8 = 9;
     /// Ask the guest to keep this much of its memory. The argument is in MiB.
     pub const BALLOON: u8 = 10;
+    /// Send the sections of a stopped guest.
+    pub const SAVE: u8 = 11;
+    /// Take a section into a guest that is stopped before its first instruction.
+    pub const RESTORE: u8 = 12;
+    /// Send a page of a stopped guest. The argument is its address, divided by 4096.
+    pub const READ: u8 = 13;
+    /// Take a page into a guest that is stopped before its first instruction. The argument as above.
+    pub const WRITE: u8 = 14;
 }
 
 /// Values of [`Refusal::reason`].
@@ -231,6 +245,14 @@ pub struct Statistic {
     pub request: U32,
     /// The figure.
     pub value: U64,
+}
+
+/// The start of the payload of [`kind::PART`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Part {
+    /// The command.
+    pub request: U32,
 }
 
 /// The start of the payload of [`kind::STATE`].

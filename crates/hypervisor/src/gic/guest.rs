@@ -31,6 +31,7 @@
 //! reads that no CPU has it, and wakes it. If an L came between C1 and C3, the SGI is one too many again.
 
 use alloc::boxed::Box;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -176,6 +177,27 @@ impl GuestGic {
     /// A vCPU is loaded.
     pub fn reset(&self) -> Result<(), StateError> {
         self.model.lock().reset()
+    }
+
+    /// The whole state. No vCPU is loaded.
+    ///
+    /// # Errors
+    ///
+    /// A vCPU is loaded.
+    pub fn save(&self) -> Result<Vec<u8>, StateError> {
+        let model = self.model.lock();
+        let mut bytes = vec![0; model.state_len()];
+        model.save(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Takes the state of a guest that comes from elsewhere. No vCPU is loaded.
+    ///
+    /// # Errors
+    ///
+    /// The state does not fit this guest. Nothing changes.
+    pub fn restore(&self, bytes: &[u8]) -> Result<(), StateError> {
+        self.model.lock().restore(bytes)
     }
 
     /// Makes the CPUs that have a vCPU loaded leave the guest. A CPU that loads one later sees what the caller wrote

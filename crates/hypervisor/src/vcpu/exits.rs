@@ -423,7 +423,7 @@ impl<'a> Loaded<'a> {
     #[inline(always)]
     fn first_due(&self) -> Option<u64> {
         let own = match self.own.timers.physical.rise(self.own.timers.level) {
-            Some(time) => time.saturating_add(self.vm.counter_offset()),
+            Some(time) => timer::of_machine(time, self.vm.counter_offset()),
             None => NEVER,
         };
         let first = own.min(self.cpu.until).min(self.cpu.deadlines.first());

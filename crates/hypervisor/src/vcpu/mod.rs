@@ -10,6 +10,7 @@
 //! | [`calls`] | what a call of the guest needs of the hypervisor |
 //! | [`stolen`] | its stolen time |
 //! | [`pages`] | what it does while a page is absent |
+//! | [`saved`] | its state as sections, and back |
 //!
 //! # Locking
 //!
@@ -53,6 +54,7 @@ use crate::vm::{VcpuSlot, Vm};
 mod calls;
 mod exits;
 pub(crate) mod pages;
+pub(crate) mod saved;
 pub mod state;
 mod stolen;
 mod time;
@@ -124,7 +126,7 @@ fn turn(
         vcpu.own.timers.has_deadline = false;
         cpu.deadlines.set(Due::Vcpu(slot.entity.index()), NEVER);
     }
-    if !can_run(&mut vcpu, vm, index) {
+    if !can_run(&mut vcpu, vm, index, cpu) {
         drop(vcpu);
         return Next::Any(cpu.block_out_of_line());
     }
@@ -180,15 +182,20 @@ fn turn(
 
 /// Whether a vCPU can execute an instruction now. If it was switched on since its last turn, it begins.
 #[inline(always)]
-fn can_run(vcpu: &mut Vcpu, vm: &Vm, index: usize) -> bool {
-    !vm.has_stopped() && (vcpu.own.power == Power::On || begins(vcpu, vm, index))
+fn can_run(vcpu: &mut Vcpu, vm: &Vm, index: usize, cpu: &mut ThisCpu) -> bool {
+    !vm.has_stopped() && (vcpu.own.power == Power::On || begins(vcpu, vm, index, cpu))
 }
 
 #[cold]
 #[inline(never)]
-fn begins(vcpu: &mut Vcpu, vm: &Vm, index: usize) -> bool {
+fn begins(vcpu: &mut Vcpu, vm: &Vm, index: usize, cpu: &mut ThisCpu) -> bool {
     match vcpu.own.power {
         Power::On => {}
+        Power::Arrived => {
+            // A wait in CPU_SUSPEND may end without a reason.
+            vm.power().resume(index);
+            cpu.deadlines.set(vm.alarm(), vm.devices().alarm().unwrap_or(NEVER));
+        }
         Power::Suspended => {
             vm.power().resume(index);
         }

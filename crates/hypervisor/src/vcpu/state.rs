@@ -42,6 +42,8 @@ pub(super) enum Power {
     On,
     /// It waits in CPU_SUSPEND.
     Suspended,
+    /// It is on or suspended, comes from elsewhere, and has had no turn here.
+    Arrived,
 }
 
 /// Why a turn ends. It fits into a register, because each exit returns one or none.

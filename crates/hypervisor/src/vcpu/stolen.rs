@@ -14,7 +14,7 @@ use core::num::NonZeroU64;
 
 use twofold_abi::pv_time::structure;
 use twofold_abi::virt::STOLEN_TIME_BASE;
-use twofold_devices::StolenTime;
+use twofold_devices::{StateError, StolenTime};
 use twofold_memory::GuestMemory;
 use twofold_vmm::scheduler::EntityId;
 
@@ -73,6 +73,22 @@ impl Stolen {
         let area = model.ask(schedule::stolen(self.entity), &Ram::new(memory));
         self.is_asked = model.is_asked();
         area
+    }
+
+    /// The state, for a guest that goes elsewhere; `None` if no time can be reported here.
+    pub(super) fn state(&self) -> Option<[u8; StolenTime::STATE_SIZE]> {
+        self.model.as_ref().map(StolenTime::state)
+    }
+
+    /// Takes the state of a vCPU that comes from elsewhere. What is counted until its first turn here is not stolen: the
+    /// guest's counters have another offset then.
+    pub(super) fn restore(&mut self, bytes: &[u8]) -> Result<(), StateError> {
+        let none = StateError::Impossible("stolen time, which this machine cannot report");
+        let frequency = NonZeroU64::new(read_sysreg!(CNTFRQ_EL0)).ok_or(none)?;
+        let model = StolenTime::from_state(bytes, frequency, schedule::stolen(self.entity))?;
+        self.is_asked = model.is_asked();
+        self.model = Some(model);
+        Ok(())
     }
 
     /// The guest begins anew.

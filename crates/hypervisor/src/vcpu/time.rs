@@ -80,7 +80,7 @@ impl Timers {
         }
         let [virtual_timer, own] = registers.timers().map(|(control, compare)| timer::due(control, compare, now));
         let rises = [virtual_timer, own, self.physical.due(now)].into_iter().filter_map(|due| match due {
-            Due::At(time) => Some(time.saturating_add(offset)),
+            Due::At(time) => Some(timer::of_machine(time, offset)),
             Due::Now | Due::Never => None,
         });
         let first = rises.min();
@@ -92,7 +92,7 @@ impl Timers {
     fn deadline_after(&self, registers: &State, now: u64, offset: u64) -> u64 {
         let [virtual_timer, own] = registers.timers().map(|(control, compare)| timer::due(control, compare, now));
         let times = [virtual_timer, own, self.physical.due(now)].map(|due| match due {
-            Due::At(time) => time.saturating_add(offset),
+            Due::At(time) => timer::of_machine(time, offset),
             Due::Now => now.wrapping_add(offset),
             Due::Never => NEVER,
         });

@@ -180,6 +180,12 @@ impl VirtioDevices {
         self.task
     }
 
+    /// Whether there are no devices.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
     /// Whether the I/O task has its turn.
     #[must_use]
     pub fn has_turn(&self) -> bool {

@@ -17,6 +17,7 @@
 //! | [`virtio`] | virtio devices, with bare-metal drivers |
 //! | [`host_devices`] | files of the host, parts of them, and QEMU's network behind them |
 //! | [`disk_errors`] | disks of the host that fail, become smaller, zero and discard |
+//! | [`saved`] | guests that are saved, and restored in another machine |
 //! | [`program`] | a bare-metal program as an ELF file |
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
@@ -33,6 +34,7 @@ mod loaders;
 pub(super) mod machines;
 mod program;
 mod resets;
+mod saved;
 mod shares;
 mod stolen;
 mod typed;
@@ -115,6 +117,12 @@ const TESTS: &[Test] = &[
     ("commands_to_a_guest_in_cpu_suspend", Depth::Full, |machines| commands::commands(machines, "suspend")),
     ("commands_to_the_memory_of_a_guest", Depth::Quick, commands::memory),
     ("a_stopped_guest_has_wall_time", Depth::Quick, commands::wall_time),
+    ("saved::a_watcher_moves", Depth::Quick, |machines| saved::watcher(machines, 3, 2)),
+    ("saved::a_watcher_moves_20_times", Depth::Full, |machines| saved::watcher(machines, 3, 20)),
+    ("saved::a_guest_without_a_clock_moves_20_times", Depth::Full, |machines| saved::without_a_clock(machines, 20)),
+    ("saved::linux_with_2_vcpus_moves", Depth::Full, |machines| saved::linux(machines, 2, 5)),
+    ("saved::two_restores_end_alike", Depth::Full, saved::twice_the_same),
+    ("saved::what_is_no_state_is_refused", Depth::Quick, saved::refusals),
     ("a_guest_beside_an_idle_cpu_is_stopped", Depth::Quick, commands::beside_an_idle_cpu),
     ("stops_and_resets_while_all_vcpus_spin", Depth::Full, |machines| commands::contended(machines, 20)),
     ("stops_and_resets_while_virtio_devices_work", Depth::Quick, |machines| commands::devices(machines, 3)),

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A stopped guest as sections, and a guest that is made from them: all that it is besides its memory.
+//!
+//! | section | instance | content |
+//! |---|---|---|
+//! | `time`, `power` | 0; a vCPU | as [`saved`] has them |
+//! | `registers`, `timer`, `stolen-time`, `async-faults` | a vCPU | as [`crate::vcpu::saved`] has them |
+//! | `gic`, `uart`, `rtc` | 0 | as the models of `twofold_devices` have them |
+//!
+//! What is not here: what waits in the console's buffers, which the launcher takes before; the counts of statistics; a
+//! running dirty log.
+//!
+//! Invariants: a guest is saved only while it is stopped, so no vCPU is in its turn, and restored only while it is stopped
+//! and has not run here. A section that is refused changes nothing. So a restore followed at once by a save gives the
+//! same bytes.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use thiserror::Error;
+use twofold_abi::channel::PAGE_SIZE;
+use twofold_devices::vgic;
+use twofold_memory::swap::Located;
+use twofold_stage2::Ipa;
+use twofold_vmm::life::{NotNow, State};
+use twofold_vmm::power::{RestoreError, Saved};
+use twofold_vmm::saved::{self, Section, SectionError, Time};
+use zerocopy::IntoBytes;
+
+use super::Vm;
+use crate::read_sysreg;
+use crate::vcpu::saved::VcpuError;
+
+/// Why a guest is not saved.
+#[derive(Debug, Error)]
+pub(crate) enum Unsaved {
+    /// It runs, or has ended.
+    #[error(transparent)]
+    State(#[from] NotNow),
+    /// It has virtio devices, or a store, which cannot be saved yet.
+    #[error("the guest has {0}, which cannot be saved yet")]
+    Has(&'static str),
+    /// A vCPU is in its turn.
+    #[error("the interrupt controller: {0}")]
+    Gic(#[from] vgic::StateError),
+}
+
+/// Why a section is not taken.
+#[derive(Debug, Error)]
+pub(crate) enum Unrestored {
+    /// The guest does not come from elsewhere, or has run here.
+    #[error("the guest has begun here: start it with what it was saved to")]
+    HasBegun,
+    /// It is no section, or its content is bad.
+    #[error(transparent)]
+    Section(#[from] SectionError),
+    /// There is something after the section.
+    #[error("{0} bytes follow the section")]
+    Longer(usize),
+    /// No section has this name, or the guest has no such vCPU.
+    #[error("this machine has nothing of which it could be the state")]
+    Unknown,
+    /// The guest's counters had another frequency.
+    #[error("the counters had {there} ticks in a second, and have {here} here")]
+    Frequency {
+        /// Where the guest comes from.
+        there: u64,
+        /// Here.
+        here: u64,
+    },
+    /// A power state does not fit.
+    #[error(transparent)]
+    Power(#[from] RestoreError),
+    /// A vCPU does not take it.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// The interrupt controller does not take it.
+    #[error(transparent)]
+    Gic(#[from] vgic::StateError),
+    /// A device does not take it.
+    #[error(transparent)]
+    Device(#[from] twofold_devices::StateError),
+}
+
+/// Why a page is not read or written.
+#[derive(Debug, Error)]
+pub(crate) enum PageError {
+    /// The guest runs, or has ended.
+    #[error(transparent)]
+    State(#[from] NotNow),
+    /// The guest does not come from elsewhere, or has run here.
+    #[error("the guest has begun here: start it with what it was saved to")]
+    HasBegun,
+    /// The content is no page.
+    #[error("a page has {PAGE_SIZE} bytes or none, not {0}")]
+    Size(usize),
+    /// The guest has no memory there, or none is left for it.
+    #[error(transparent)]
+    Memory(#[from] twofold_memory::Error),
+}
+
+const ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
+/// The address of a page.
+fn address(page: u32) -> Ipa {
+    Ipa::new(u64::from(page) * PAGE_SIZE as u64)
+}
+
+impl Vm {
+    /// Appends a part of the sections of the guest, which is stopped: the one of this number, from 0 on. Returns whether there
+    /// are more. The order is always the same.
+    pub(crate) fn save(&self, part: usize, to: &mut Vec<u8>) -> Result<bool, Unsaved> {
+        let (state, counter) = self.life.change(|life, now| (life.state(), life.counter(now)));
+        if state != State::Stopped {
+            return Err(NotNow(state).into());
+        }
+        if self.swap.is_some() {
+            return Err(Unsaved::Has("a page store"));
+        }
+        if !self.devices.virtio.is_empty() {
+            return Err(Unsaved::Has("virtio devices"));
+        }
+        let Some(index) = part.checked_sub(1) else {
+            let time = Time { counter, frequency: read_sysreg!(CNTFRQ_EL0) };
+            Section { name: "time", instance: 0, bytes: &time.bytes() }.write(to);
+            return Ok(true);
+        };
+        let Some(slot) = self.vcpus.get(index) else {
+            self.devices.save(to)?;
+            return Ok(false);
+        };
+        let (instance, power) = (index as u32, self.power.lock().state(index));
+        if let Some(power) = power {
+            Section { name: "power", instance, bytes: &saved::power_bytes(power) }.write(to);
+        }
+        slot.state.lock().save(instance, to);
+        Ok(true)
+    }
+
+    /// Takes one section, with its head.
+    pub(crate) fn restore(&self, bytes: &[u8]) -> Result<(), Unrestored> {
+        if !self.is_incoming() {
+            return Err(Unrestored::HasBegun);
+        }
+        let (section, rest) = Section::read(bytes)?;
+        if !rest.is_empty() {
+            return Err(Unrestored::Longer(rest.len()));
+        }
+        match (section.name, section.instance) {
+            ("time", 0) => self.restore_time(section.bytes),
+            ("power", vcpu) => self.restore_power(vcpu as usize, section.bytes),
+            (_, vcpu) => {
+                let slot = self.vcpus.get(vcpu as usize);
+                match slot.and_then(|slot| slot.state.lock().restore(self, &section)) {
+                    Some(taken) => Ok(taken?),
+                    None if vcpu == 0 => self.devices.restore(section.name, section.bytes),
+                    None => Err(Unrestored::Unknown),
+                }
+            }
+        }
+    }
+
+    /// The content of the page of the stopped guest at `page` times 4096; nothing if it is all zero.
+    pub(crate) fn read_page(&self, page: u32) -> Result<Vec<u8>, PageError> {
+        let state = self.life.change(|life, _| life.state());
+        if state != State::Stopped {
+            return Err(NotNow(state).into());
+        }
+        // Words, since the image makes no access that is not aligned: bytes are looked at one by one.
+        let mut words = vec![0_u64; PAGE_SIZE / size_of::<u64>()];
+        self.memory.read(address(page), words.as_mut_bytes())?;
+        Ok(if words.iter().all(|word| *word == 0) { Vec::new() } else { words.as_bytes().to_vec() })
+    }
+
+    /// The page at `page` times 4096 has this content; nothing: zeroes.
+    pub(crate) fn write_page(&self, page: u32, content: &[u8]) -> Result<(), PageError> {
+        if !self.is_incoming() {
+            return Err(PageError::HasBegun);
+        }
+        match content.len() {
+            // It begins as zeroes, which take no memory.
+            0 if self.memory.locate(address(page))? == Located::Zero => Ok(()),
+            0 => Ok(self.memory.write(address(page), &ZEROES)?),
+            PAGE_SIZE => Ok(self.memory.write(address(page), content)?),
+            found => Err(PageError::Size(found)),
+        }
+    }
+
+    /// Whether the guest comes from elsewhere, and has not run here.
+    pub(crate) fn is_incoming(&self) -> bool {
+        self.life.change(|life, _| life.is_incoming())
+    }
+
+    fn restore_time(&self, bytes: &[u8]) -> Result<(), Unrestored> {
+        let (Time { counter, frequency: there }, here) = (Time::read(bytes)?, read_sysreg!(CNTFRQ_EL0));
+        if there != here {
+            return Err(Unrestored::Frequency { there, here });
+        }
+        let is_set = self.life.change(|life, now| life.set_counter(counter, now));
+        if is_set { Ok(()) } else { Err(Unrestored::HasBegun) }
+    }
+
+    fn restore_power(&self, vcpu: usize, bytes: &[u8]) -> Result<(), Unrestored> {
+        let state = saved::read_power(bytes)?;
+        let slot = self.vcpus.get(vcpu).ok_or(Unrestored::Unknown)?;
+        let mut power = self.power.lock();
+        let Saved { mut states, end } = power.save();
+        states[vcpu] = state;
+        power.restore(&Saved { states, end })?;
+        drop(power);
+        slot.state.lock().set_power(state);
+        Ok(())
+    }
+}

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a guest is besides its memory, as bytes: sections, one behind the other, and the content of those that no device
+//! model writes.
+//!
+//! A section is as `docs/migration.md` has it: 40 bytes with its name (padded with zeros), its instance, the version of its
+//! content and the content's size, then the content. All numbers are little-endian. Those of this module:
+//!
+//! | name | instance | content |
+//! |---|---|---|
+//! | `time` | 0 | the guest's counter (u64), its ticks in a second (u64) |
+//! | `power` | a vCPU | the state: 0 off, 1 switched on, 2 on, 3 suspended (u64); for 1, entry and x0 (u64 each), else 0 |
+//! | `async-faults` | a vCPU | 1 if announcements are enabled (u64), the area's address, its flags, announcements so far (u64 each), the token that was not acknowledged, 1 for a wake-all (u32 each) |
+//!
+//! Invariant: what is read is checked in form. Whether it fits the guest is decided where it is used.
+
+use alloc::vec::Vec;
+
+use thiserror::Error;
+use twofold_memory::async_fault::Snapshot;
+use twofold_stage2::Ipa;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::power::{Start, State};
+
+/// The version of the content of all sections.
+pub const VERSION: u32 = 1;
+
+/// A section, and its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Section<'a> {
+    /// What it is the state of.
+    pub name: &'a str,
+    /// Which of several of that name.
+    pub instance: u32,
+    /// Its content.
+    pub bytes: &'a [u8],
+}
+
+/// Why bytes are no section, or not the content of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SectionError {
+    /// There are fewer bytes than the section has, or more.
+    #[error("a section of {wanted} bytes has {found}")]
+    Length {
+        /// The bytes there should be.
+        wanted: u64,
+        /// The bytes there are.
+        found: u64,
+    },
+    /// The name has other characters than a name may have.
+    #[error("the name of a section is no name")]
+    Name,
+    /// The content has a version that is not known here.
+    #[error("the content of a section has version {0}, and version {VERSION} is known here")]
+    Version(u32),
+    /// A field has a value that it cannot have.
+    #[error("{field} is {value:#x}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    name: [u8; NAME],
+    instance: U32,
+    version: U32,
+    size: U64,
+}
+
+const NAME: usize = 24;
+
+impl<'a> Section<'a> {
+    /// Appends the section. The name has 1 to 24 characters of `[a-z0-9._-]`.
+    pub fn write(&self, to: &mut Vec<u8>) {
+        debug_assert!(is_name(self.name), "{:?}", self.name);
+        let mut name = [0; NAME];
+        name.iter_mut().zip(self.name.bytes()).for_each(|(to, byte)| *to = byte);
+        let (instance, size) = (self.instance.into(), (self.bytes.len() as u64).into());
+        to.extend_from_slice(Head { name, instance, version: VERSION.into(), size }.as_bytes());
+        to.extend_from_slice(self.bytes);
+    }
+
+    /// The first section of `bytes`, and the bytes after it.
+    ///
+    /// # Errors
+    ///
+    /// [`SectionError`].
+    pub fn read(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), SectionError> {
+        let length = |wanted: u64| SectionError::Length { wanted, found: bytes.len() as u64 };
+        let (head, rest) = Head::ref_from_prefix(bytes).map_err(|_| length(size_of::<Head>() as u64))?;
+        let used = head.name.iter().position(|byte| *byte == 0).unwrap_or(NAME);
+        let name = core::str::from_utf8(&head.name[..used]).map_err(|_| SectionError::Name)?;
+        if !is_name(name) || head.name[used..].iter().any(|byte| *byte != 0) {
+            return Err(SectionError::Name);
+        }
+        if head.version != VERSION {
+            return Err(SectionError::Version(head.version.get()));
+        }
+        let size = usize::try_from(head.size.get()).ok().filter(|size| *size <= rest.len());
+        let size = size.ok_or(length(head.size.get().saturating_add(size_of::<Head>() as u64)))?;
+        let (content, rest) = rest.split_at(size);
+        Ok((Self { name, instance: head.instance.get(), bytes: content }, rest))
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
+    (1..=NAME).contains(&name.len()) && name.bytes().all(fits)
+}
+
+/// The content of a section that is a row of numbers.
+fn row<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8]) -> Result<T, SectionError> {
+    let length = SectionError::Length { wanted: size_of::<T>() as u64, found: bytes.len() as u64 };
+    T::read_from_bytes(bytes).map_err(|_| length)
+}
+
+fn check(field: &'static str, value: u64, fits: bool) -> Result<(), SectionError> {
+    if fits { Ok(()) } else { Err(SectionError::Field { field, value }) }
+}
+
+/// The guest's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time {
+    /// Its counters.
+    pub counter: u64,
+    /// Their ticks in a second.
+    pub frequency: u64,
+}
+
+impl Time {
+    /// The content of its section.
+    #[must_use]
+    pub fn bytes(&self) -> [u8; 16] {
+        zerocopy::transmute!([U64::from(self.counter), U64::from(self.frequency)])
+    }
+
+    /// The time that had this content.
+    ///
+    /// # Errors
+    ///
+    /// [`SectionError`].
+    pub fn read(bytes: &[u8]) -> Result<Self, SectionError> {
+        let [counter, frequency] = row::<[U64; 2]>(bytes)?.map(U64::get);
+        check("the counter's frequency", frequency, frequency > 0)?;
+        Ok(Self { counter, frequency })
+    }
+}
+
+const OFF: u64 = 0;
+const ON_PENDING: u64 = 1;
+const ON: u64 = 2;
+const SUSPENDED: u64 = 3;
+
+/// The content of a vCPU's section `power`.
+#[must_use]
+pub fn power_bytes(state: State) -> [u8; 24] {
+    let [state, entry, argument] = match state {
+        State::Off => [OFF, 0, 0],
+        State::OnPending(Start { entry, argument }) => [ON_PENDING, entry, argument],
+        State::On => [ON, 0, 0],
+        State::Suspended => [SUSPENDED, 0, 0],
+    };
+    zerocopy::transmute!([U64::from(state), U64::from(entry), U64::from(argument)])
+}
+
+/// The state that had this content.
+///
+/// # Errors
+///
+/// [`SectionError`].
+pub fn read_power(bytes: &[u8]) -> Result<State, SectionError> {
+    let [state, entry, argument] = row::<[U64; 3]>(bytes)?.map(U64::get);
+    check("the entry of a vCPU that does not begin", entry, state == ON_PENDING || entry == 0)?;
+    check("the argument of a vCPU that does not begin", argument, state == ON_PENDING || argument == 0)?;
+    match state {
+        OFF => Ok(State::Off),
+        ON_PENDING => Ok(State::OnPending(Start { entry, argument })),
+        ON => Ok(State::On),
+        SUSPENDED => Ok(State::Suspended),
+        _ => Err(SectionError::Field { field: "the power state of a vCPU", value: state }),
+    }
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct AsyncFaults {
+    enabled: U64,
+    area: U64,
+    flags: U64,
+    sequence: U64,
+    unacknowledged: U32,
+    wake_all: U32,
+}
+
+/// The content of a vCPU's section `async-faults`.
+#[must_use]
+pub fn async_faults_bytes(snapshot: &Snapshot) -> [u8; size_of::<AsyncFaults>()] {
+    let (area, flags) = snapshot.enabled.map_or((0, 0), |(area, flags)| (area.raw(), flags));
+    zerocopy::transmute!(AsyncFaults {
+        enabled: u64::from(snapshot.enabled.is_some()).into(),
+        area: area.into(),
+        flags: flags.into(),
+        sequence: snapshot.sequence.into(),
+        unacknowledged: snapshot.unacknowledged.into(),
+        wake_all: u32::from(snapshot.wake_all).into(),
+    })
+}
+
+/// The asynchronous page faults that had this content.
+///
+/// # Errors
+///
+/// [`SectionError`].
+pub fn read_async_faults(bytes: &[u8]) -> Result<Snapshot, SectionError> {
+    let row: AsyncFaults = row(bytes)?;
+    let (enabled, wake_all) = (row.enabled.get(), row.wake_all.get());
+    check("whether announcements are enabled", enabled, enabled <= 1)?;
+    check("the area of announcements that are not enabled", row.area.get(), enabled == 1 || row.area == 0)?;
+    check("the flags of announcements that are not enabled", row.flags.get(), enabled == 1 || row.flags == 0)?;
+    check("whether all tokens are woken", wake_all.into(), wake_all <= 1)?;
+    Ok(Snapshot {
+        enabled: (enabled == 1).then(|| (Ipa::new(row.area.get()), row.flags.get())),
+        sequence: row.sequence.get(),
+        unacknowledged: row.unacknowledged.get(),
+        wake_all: wake_all == 1,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_are_read_as_they_were_written() {
+        let mut bytes = Vec::new();
+        let long = Section { name: "a-name.of_24.characters-", instance: 7, bytes: &[1, 2, 3] };
+        let empty = Section { name: "b", instance: 0, bytes: &[] };
+        long.write(&mut bytes);
+        empty.write(&mut bytes);
+        let (first, rest) = Section::read(&bytes).unwrap();
+        assert_eq!(first, long);
+        assert_eq!(Section::read(rest), Ok((empty, &[][..])));
+    }
+
+    #[test]
+    fn what_is_no_section_is_refused_by_name() {
+        let mut bytes = Vec::new();
+        Section { name: "time", instance: 0, bytes: &[1, 2, 3] }.write(&mut bytes);
+        let with = |at: usize, value: u8| {
+            let mut bytes = bytes.clone();
+            bytes[at] = value;
+            Section::read(&bytes).map(|_| ()).unwrap_err()
+        };
+        assert_eq!(with(0, b'T'), SectionError::Name);
+        assert_eq!(with(0, 0), SectionError::Name);
+        assert_eq!(with(9, b'x'), SectionError::Name);
+        assert_eq!(with(28, 2), SectionError::Version(2));
+        assert_eq!(with(32, 4), SectionError::Length { wanted: 44, found: 43 });
+        assert_eq!(with(39, 0xff), SectionError::Length { wanted: 0xff00_0000_0000_002b, found: 43 });
+        assert_eq!(Section::read(&bytes[..39]), Err(SectionError::Length { wanted: 40, found: 39 }));
+    }
+
+    #[test]
+    fn contents_are_read_as_they_were_written_and_nothing_else_is() {
+        let time = Time { counter: 5 << 40, frequency: 62_500_000 };
+        assert_eq!(Time::read(&time.bytes()), Ok(time));
+        assert!(Time::read(&Time { frequency: 0, ..time }.bytes()).is_err());
+        for state in [State::Off, State::On, State::Suspended, State::OnPending(Start { entry: 4, argument: 5 })] {
+            assert_eq!(read_power(&power_bytes(state)), Ok(state));
+        }
+        let mut bad = power_bytes(State::On);
+        bad[8] = 1;
+        assert!(read_power(&bad).is_err());
+        assert!(read_power(&[9; 24]).is_err());
+        let snapshot =
+            Snapshot { enabled: Some((Ipa::new(0x4000_0040), 1)), sequence: 9, unacknowledged: 3, wake_all: true };
+        let none = Snapshot::default();
+        for one in [snapshot, none] {
+            assert_eq!(read_async_faults(&async_faults_bytes(&one)), Ok(one));
+        }
+        let mut bad = async_faults_bytes(&none);
+        bad[16] = 1;
+        assert!(read_async_faults(&bad).is_err());
+        assert!(read_async_faults(&bad[1..]).is_err());
+    }
+}
