@@ -61,6 +61,7 @@ fn tests() -> Vec<Test> {
     push("on_a_disk_that_stands_still_for_a_second", |shared| {
         on_a_disk(shared, Fault::Pause(2 * FLOOR), swap_device::paused)
     });
+    push("gains", gains);
     tests
 }
 
@@ -78,18 +79,11 @@ const FLOOR: u64 = KEYS * VALUE / 4096;
 /// Each value is another, so that no two pages are equal. The benchmark reads values all over memory, and sets some: all to
 /// one value, whatever their order. The sums read all values again, and a file whose pages the kernel copies.
 fn script() -> String {
-    let key = "string.format('key:%012d', key)";
-    let fill = format!("redis.call('SET', {key}, string.rep(redis.sha1hex(key), {}))", VALUE / 40);
-    let sum = format!("sum = redis.sha1hex(sum .. redis.call('GET', {key}))");
+    let sum = format!("sum = redis.sha1hex(sum .. redis.call('GET', {KEY}))");
     format!(
         "set -e
 busybox seq 1 2500000 > /dev/shm/file
-redis-server --save '' --appendonly no --enable-debug-command local --daemonize yes > /run/redis.log
-until redis-cli ping > /dev/null 2>&1; do
-    sleep 0.2
-done
-redis-cli eval \"for key = 0, {last} do {fill} end\" 0 > /run/filled
-benchmark() {{
+{}benchmark() {{
     redis-benchmark -q \"$@\" | tr '\\r' '\\n' | grep 'requests per second'
 }}
 benchmark -t get -r {KEYS} -n 10000
@@ -101,8 +95,26 @@ echo \"values: $(redis-cli eval \"local sum = '' for key = 0, {last} do {sum} en
 echo \"file: $(sha256sum < /dev/shm/file)\"
 [ ! -d {COUNTERS} ] || echo \"parked: $(cat {COUNTERS}/parked)\"
 ",
+        fill(),
         20 * SET,
         last = KEYS - 1
+    )
+}
+
+/// The name of a key, in Redis's language. It is that of the benchmark's.
+const KEY: &str = "string.format('key:%012d', key)";
+
+/// Starts Redis, and fills it.
+fn fill() -> String {
+    let set = format!("redis.call('SET', {KEY}, string.rep(redis.sha1hex(key), {}))", VALUE / 40);
+    format!(
+        "redis-server --save '' --appendonly no --enable-debug-command local --daemonize yes > /run/redis.log
+until redis-cli ping > /dev/null 2>&1; do
+    sleep 0.2
+done
+redis-cli eval \"for key = 0, {} do {set} end\" 0 > /run/filled
+",
+        KEYS - 1
     )
 }
 
@@ -141,13 +153,16 @@ impl Shared {
     }
 
     fn guest(&self, name: &str, cpus: u32, swap: Option<Swap>) -> anyhow::Result<GuestSettings> {
+        self.guest_with(name, cpus, swap, &script())
+    }
+
+    fn guest_with(&self, name: &str, cpus: u32, swap: Option<Swap>, script: &str) -> anyhow::Result<GuestSettings> {
         let guests = self.guests()?;
         let debian = guests.debian()?;
-        let script = script();
-        let guest = guests.guest(debian, name, guests.disk(debian, name)?, &script)?;
+        let guest = guests.guest(debian, name, guests.disk(debian, name)?, script)?;
         let is_pv = swap.as_ref().is_some_and(|swap| swap.mode == Mode::Pv);
         if let Some(initrd) = guest.initrd.as_ref().filter(|_| is_pv) {
-            debian.initrd(initrd, Some(&script), linux_module::files(&self.workspace)?)?;
+            debian.initrd(initrd, Some(script), linux_module::files(&self.workspace)?)?;
         }
         let flags = guest.flags | flags::CONSOLES;
         Ok(GuestSettings { name: name.to_owned(), cpus, memory: MEMORY, swap, flags, ..guest })
@@ -216,4 +231,58 @@ fn is_right(outcome: &Outcome, guests: &[(Option<&str>, Mode)], expected: &Sums)
     let floor = FLOOR * guests.len() as u64;
     ensure!(written > floor && read > floor, "{written} pages were written to the store, and {read} read");
     linux::no_complaints(outcome)
+}
+
+/// What the benchmark's requests, and a program that computes beside them, get by mode: alone there is nothing to run while
+/// Redis waits for a page.
+fn gains(shared: &Shared) -> anyhow::Result<()> {
+    let run = |mode| Done::of(shared, Swap { store: Store::Memory(Duration::from_millis(1)), ..swap(mode) });
+    let [off, halt, pv] = [run(Mode::Off)?, run(Mode::Halt)?, run(Mode::Pv)?];
+    let beside = |mode: &Done| [mode.alone / off.alone, mode.beside / off.beside, mode.work / off.work];
+    let all = format!("{off:?}, {halt:?}, {pv:?}: halt {:.3?}, pv {:.3?} of off", beside(&halt), beside(&pv));
+    output::remark(&all);
+    let [_, requests, work] = beside(&pv);
+    ensure!(requests >= 1.5 && work >= 1.5, "{all}");
+    Ok(())
+}
+
+/// What was done in a second of the guest.
+#[derive(Debug)]
+struct Done {
+    /// Requests, with nothing beside them.
+    alone: f64,
+    /// Requests beside the other program.
+    beside: f64,
+    /// That program's rounds.
+    work: f64,
+}
+
+impl Done {
+    const REQUESTS: u32 = 3000;
+
+    fn of(shared: &Shared, swap: Swap) -> anyhow::Result<Self> {
+        let script = format!(
+            "set -e
+{}benchmark() {{
+    start=$(date +%s%N)
+    redis-benchmark -q -t get -r {KEYS} -n {} > /dev/null
+    echo \"$1: $(( $(date +%s%N) - start ))\"
+}}
+benchmark before
+benchmark alone
+sh -c 'rounds=0; trap \"echo \\$rounds > /run/rounds; exit\" TERM; while :; do rounds=$((rounds + 1)); done' &
+benchmark beside
+kill $!
+wait $! || true
+echo \"rounds: $(cat /run/rounds)\"
+",
+            fill(),
+            Self::REQUESTS
+        );
+        let outcome = shared.guests()?.run_counted(vec![shared.guest_with("redis", 1, Some(swap), &script)?])?;
+        let number = |word| said(&outcome, None, word).and_then(|text| Ok(text.parse::<f64>()?));
+        let [alone, beside] = [number("alone")? / 1e9, number("beside")? / 1e9];
+        let requests = f64::from(Self::REQUESTS);
+        Ok(Self { alone: requests / alone, beside: requests / beside, work: number("rounds")? / beside })
+    }
 }

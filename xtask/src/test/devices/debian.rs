@@ -89,6 +89,11 @@ impl Guests {
         Boot { host_cpus: Some(cpus), ..self.boot(guests) }.run(&self.workspace, &self.qemu)
     }
 
+    /// As [`run`](Self::run), on one CPU, in the deterministic mode.
+    pub fn run_counted(&self, guests: Vec<GuestSettings>) -> anyhow::Result<Outcome> {
+        Boot { host_cpus: Some(1), deterministic: true, ..self.boot(guests) }.run(&self.workspace, &self.qemu)
+    }
+
     /// As [`run`](Self::run), and has `drive` read the console.
     pub fn run_driven<T: Send>(
         &self,
