@@ -7,6 +7,7 @@
 mod attach;
 mod run;
 mod signals;
+mod snapshot;
 mod stat;
 mod switch;
 
@@ -34,6 +35,9 @@ enum Command {
     /// Runs guests
     #[command(after_help = run::HELP)]
     Run(Box<run::Options>),
+    /// Writes a guest that runs into a file, from which it can go on
+    #[command(after_help = snapshot::HELP)]
+    Snapshot(snapshot::Options),
     /// Shows what guests do: memory, faults, exits, and their rates
     #[command(after_help = stat::HELP)]
     Stat(stat::Options),
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         Command::Attach(options) => attach::command(&options),
         Command::Bench(bench) => twofold_bench::run(&bench),
         Command::Run(options) => run::command(&options),
+        Command::Snapshot(options) => snapshot::command(&options),
         Command::Stat(options) => stat::command(&options),
         Command::Switch(arguments) => switch::run(&arguments),
     };

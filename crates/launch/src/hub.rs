@@ -8,8 +8,9 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use crate::session::Session;
@@ -22,6 +23,8 @@ pub const RECENT: usize = 16 << 10;
 pub struct Hub {
     session: Arc<Session>,
     guests: Vec<(String, Mutex<Readers>)>,
+    /// The bundle that started the guests.
+    bundle: OnceLock<PathBuf>,
 }
 
 #[derive(Debug, Default)]
@@ -54,7 +57,18 @@ impl Hub {
     #[must_use]
     pub fn new(session: Arc<Session>, names: &[String]) -> Arc<Self> {
         let guests = names.iter().map(|name| (name.clone(), Mutex::default())).collect();
-        Arc::new(Self { session, guests })
+        Arc::new(Self { session, guests, bundle: OnceLock::new() })
+    }
+
+    /// Names the bundle that started the guests, once.
+    pub fn started_with(&self, bundle: &Path) {
+        let _ = self.bundle.set(bundle.to_owned());
+    }
+
+    /// The bundle that started the guests, if it is known.
+    #[must_use]
+    pub fn bundle(&self) -> Option<&Path> {
+        self.bundle.get().map(PathBuf::as_path)
     }
 
     /// Starts the threads that read the consoles. They end with the machine.

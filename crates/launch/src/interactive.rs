@@ -9,12 +9,13 @@ use std::thread;
 
 use thiserror::Error;
 
-use crate::guest::GuestSettings;
 use crate::hub::Hub;
+use crate::machine::Loaded;
 use crate::outcome::Outcome;
 use crate::run::{Launch, RunError, read_lines};
 use crate::sample::Known;
 use crate::session::Session;
+use crate::snapshot::{Snapshot, SnapshotError};
 use crate::socket::Server;
 use crate::terminal::{self, RawMode};
 
@@ -30,21 +31,32 @@ pub enum InteractiveError {
     /// There is no such guest.
     #[error("--attach: {0}")]
     NoGuest(String),
+    /// The guest cannot be restored.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
 }
 
 /// Runs guests that have their consoles on the channel ([`CONSOLES`](twofold_abi::bundle::flags::CONSOLES)). Standard input and
 /// output are the console of the guest `attached`. Without one, a terminal is the first guest's, and otherwise the lines of all
-/// guests are printed, with their names if there are several.
+/// guests are printed, with their names if there are several. `from` is what the only guest is restored from, if it was not
+/// started.
 ///
 /// # Errors
 ///
 /// [`InteractiveError`].
-pub fn run(launch: &Launch<'_>, guests: &[GuestSettings], attached: Option<&str>) -> Result<Outcome, InteractiveError> {
+pub fn run(
+    launch: &Launch<'_>,
+    guests: &[Known],
+    from: Option<Snapshot>,
+    attached: Option<&str>,
+) -> Result<Outcome, InteractiveError> {
     let session = Arc::<Session>::default();
     let names: Vec<_> = guests.iter().map(|guest| guest.name.clone()).collect();
     let hub = Hub::new(Arc::clone(&session), &names);
-    let known = guests.iter().map(|guest| Known { name: guest.name.clone(), memory: guest.memory, cpus: guest.cpus });
-    let server = Server::start(&hub, known.collect());
+    if let Loaded::Guest { bundle, .. } = &launch.machine.loaded {
+        hub.started_with(&bundle.path);
+    }
+    let server = Server::start(&hub, guests.to_vec());
     if let Err(why) = &server {
         // The guests do without it.
         let _ = writeln!(io::stderr(), "`twofold attach` and `twofold stat` will not find this run: {why}");
@@ -58,15 +70,16 @@ pub fn run(launch: &Launch<'_>, guests: &[GuestSettings], attached: Option<&str>
         }
         _ => None,
     };
-    let drive = |_: &Session| match shown {
-        Some(name) => {
+    let restore = |session: &Session| from.map_or(Ok(()), |snapshot| snapshot.restore(session));
+    let drive = |session: &Session| match (restore(session)?, shown) {
+        ((), Some(name)) => {
             let pumps = hub.spawn();
             let connected = terminal::connect(&hub, name, is_terminal, &launch.stop);
             // They end with the machine, or what stops this ends that.
             drop(pumps);
             connected.map(drop).map_err(|why| InteractiveError::NoGuest(why.trim_end().to_owned()))
         }
-        None => {
+        ((), None) => {
             lines(&hub, &names);
             Ok(())
         }

@@ -10,13 +10,14 @@
 //! 4. The hypervisor's end is the control channel ([`channel`]). Its lines become a [`Control`] with its [`Report`] of figures ([`report`]).
 //!    A launch that is driven, or whose guests have their consoles there, has a session on it ([`session`], [`client`]).
 //!    Guests' consoles have any number of readers ([`hub`]): the terminal ([`terminal`]), with the monitor ([`monitor`]), and
-//!    those of other processes ([`socket`]), which take figures too ([`sample`]). A stopped guest is saved and restored there ([`saved`]). [`interactive`] is a run with all of them.
+//!    those of other processes ([`socket`]), which take figures too ([`sample`]). A stopped guest is saved and restored there ([`saved`]), and is
+//!    in a file meanwhile ([`snapshot`]). [`interactive`] is a run with all of them.
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
 //! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]); [`exits::measure`] does so
 //! for what events cost at EL2, and [`async_fault::Bm`] for the work of a guest whose pages are in a store.
 //!
-//! The crate depends on `twofold-abi`, and on `twofold-workload` for guest modes: only files and lines connect it with
+//! The crate depends on `twofold-abi`, on `twofold-migration` for the stream in a snapshot's file, and on `twofold-workload` for guest modes: only files and lines connect it with
 //! the image.
 
 pub mod async_fault;
@@ -47,6 +48,7 @@ pub mod sample;
 pub mod saved;
 pub mod session;
 pub mod size;
+pub mod snapshot;
 pub mod socket;
 pub mod spec;
 pub mod swap;

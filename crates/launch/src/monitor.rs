@@ -4,6 +4,7 @@
 //! Invariant: a line that is no command has no effect, and its answer says what would be one.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use twofold_abi::channel::Command;
 
@@ -11,6 +12,7 @@ use crate::hub::Hub;
 use crate::sample::word;
 use crate::session::Answer;
 use crate::size::Size;
+use crate::snapshot;
 
 /// The commands that the monitor carries out.
 pub const HELP: &str = "\
@@ -24,6 +26,7 @@ dirty stop [GUEST]   stops the log; what it has split stays split
 split [GUEST]        splits the blocks that map its RAM into pages
 coalesce [GUEST]     makes blocks of pages again, where all of a block was touched, and no log runs
 balloon SIZE [GUEST] asks it to keep this much of its memory, such as 256M, and to give up the rest
+snapshot FILE [GUEST]  writes it into a file, from which `twofold run --from FILE` goes on; the guest goes on here, too
 quit [GUEST]         ends the guest; without a name, all guests, and so the machine
 help                 this text
 Without a name, a command is for the guest whose console this is.
@@ -34,6 +37,7 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
     let mut words = line.split_whitespace().peekable();
     let Some(name) = words.next() else { return String::new() };
     let part = if name == "dirty" { words.next_if(|word| matches!(*word, "start" | "stop")) } else { None };
+    let file = if name == "snapshot" { words.next() } else { None };
     let kept = match if name == "balloon" { words.next() } else { None }.map(mebibytes) {
         Some(Err(why)) => return format!("balloon: {why}\n"),
         Some(Ok(kept)) => Some(kept),
@@ -64,6 +68,13 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
             Some(kept) => Command::Balloon(kept),
             None => return "balloon: give the memory that the guest is to keep, such as 256M\n".to_owned(),
         },
+        ("snapshot", _) => {
+            let Some(file) = file else { return "snapshot: give a file\n".to_owned() };
+            return match snapshot(hub, named.unwrap_or(current), Path::new(file)) {
+                Ok(size) => format!("snapshot: done, {size} bytes\n"),
+                Err(why) => format!("snapshot: {why}\n"),
+            };
+        }
         ("quit", _) => Command::Quit,
         _ => return format!("there is no command {name:?}; `help` has all\n"),
     };
@@ -76,6 +87,16 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
         },
         Err(why) => format!("{name}: {why}\n"),
     }
+}
+
+/// Writes a snapshot of a guest into a file, and returns its size in bytes.
+///
+/// # Errors
+///
+/// Why there is none.
+pub fn snapshot(hub: &Hub, guest: u16, file: &Path) -> Result<u64, String> {
+    let bundle = hub.bundle().ok_or("this run does not know what its guests were started with")?;
+    snapshot::write(hub.session(), guest, bundle, file).map_err(|why| why.to_string())
 }
 
 /// A size as a number of MiB.
@@ -140,6 +161,9 @@ mod tests {
         assert!(said("dirty start mail").contains("there is no guest mail"));
         assert!(said("dirty stop web now").contains("\"now\" is too much"));
         assert!(said("split start").contains("there is no guest start"));
+        assert_eq!(said("snapshot"), "snapshot: give a file\n");
+        assert!(said("snapshot a mail").contains("there is no guest mail"));
+        assert!(said("snapshot a web").contains("does not know what its guests were started with"));
         assert!(said("balloon").contains("give the memory that the guest is to keep"));
         assert!(said("balloon much").contains("balloon: give a number of bytes"), "{}", said("balloon much"));
         assert!(said("balloon 1K").contains("give a multiple of 1M"));

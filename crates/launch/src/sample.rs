@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use twofold_abi::channel::{Command, GuestState};
 
+use crate::guest::GuestSettings;
 use crate::session::{Session, SessionError};
 
 /// The figures of all guests.
@@ -46,6 +47,14 @@ pub struct Known {
     pub memory: u64,
     /// Its vCPUs.
     pub cpus: u32,
+}
+
+impl Known {
+    /// What is known of a guest with these settings.
+    #[must_use]
+    pub fn of(guest: &GuestSettings) -> Self {
+        Self { name: guest.name.clone(), memory: guest.memory, cpus: guest.cpus }
+    }
 }
 
 impl Sample {

@@ -11,7 +11,6 @@ use twofold_abi::channel::wire::COMMANDS_MAX;
 use twofold_abi::channel::{Command, PAGE_SIZE};
 use twofold_abi::virt;
 
-use crate::guest::GuestSettings;
 use crate::session::{Answer, Refusal, Session, SessionError};
 
 /// A guest as it was when it was stopped.
@@ -43,13 +42,13 @@ pub enum SavedError {
 }
 
 impl SavedGuest {
-    /// Saves guest number `guest`, which is stopped, and has these settings.
+    /// Saves guest number `guest`, which is stopped, and has this many bytes of RAM.
     ///
     /// # Errors
     ///
     /// [`SavedError`]. The guest is as it was.
-    pub fn save(session: &Session, guest: u16, settings: &GuestSettings) -> Result<Self, SavedError> {
-        Self::save_pages(session, guest, pages_of(settings.memory, settings.firmware.is_some()))
+    pub fn save(session: &Session, guest: u16, memory: u64, has_firmware: bool) -> Result<Self, SavedError> {
+        Self::save_pages(session, guest, pages_of(memory, has_firmware))
     }
 
     /// As [`save`](Self::save), with these pages alone.
@@ -78,12 +77,13 @@ impl SavedGuest {
     ///
     /// [`SavedError`]. The guest has a part of the state then, and must not go on.
     pub fn restore(&self, session: &Session, guest: u16) -> Result<(), SavedError> {
-        let mut rest = &*self.sections;
-        while !rest.is_empty() {
-            let section = first_section(rest).ok_or(SavedError::Cut(self.sections.len() - rest.len()))?;
+        let whole = sections(&self.sections).map(<[u8]>::len).sum();
+        if whole != self.sections.len() {
+            return Err(SavedError::Cut(whole));
+        }
+        for section in sections(&self.sections) {
             let request = session.send_with(guest, Command::Restore, section)?;
             accepted(session.answer(request)?, || format!("section {}", name(section)))?;
-            rest = &rest[section.len()..];
         }
         let asks =
             self.pages.iter().map(|(page, content)| (*page, session.send_with(guest, Command::Write(*page), content)));
@@ -131,8 +131,18 @@ fn accepted(answer: Answer, what: impl FnOnce() -> String) -> Result<Answer, Sav
     }
 }
 
+/// The whole sections at the start of `bytes`, each with its head.
+pub(crate) fn sections(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = bytes;
+    core::iter::from_fn(move || {
+        let section = first_section(rest)?;
+        rest = &rest[section.len()..];
+        Some(section)
+    })
+}
+
 /// Bytes of a section before its content, and where its size is in them.
-const HEAD: usize = 40;
+pub(crate) const HEAD: usize = 40;
 const SIZE: usize = 32;
 
 /// The first section, with its head.

@@ -9,6 +9,7 @@
 //! | `console NAME` | the bytes of the guest's console, in both directions |
 //! | `command NAME LINE` | what the monitor has to say to LINE, to the end of the stream |
 //! | `sample` | a [`Sample`] as JSON, one line |
+//! | `snapshot NAME FILE` | after `ok`, the bytes of the [snapshot](crate::snapshot) that FILE is then; FILE begins with `/` |
 //!
 //! Invariants: the directory is the user's own, and no one else may enter it; a directory that is not so is refused. The
 //! socket goes with the run. What a client sends is a bounded line, or bytes for a console, whose reader it waits for.
@@ -171,6 +172,16 @@ impl Remote {
         serde_json::from_str(&json).map_err(|why| self.unusable(why.into()))
     }
 
+    /// Writes a snapshot of a guest into a file, and returns its size in bytes.
+    ///
+    /// # Errors
+    ///
+    /// The run has ended, or why there is no snapshot.
+    pub fn snapshot(&self, guest: &str, file: &Path) -> Result<u64, SocketError> {
+        let (size, _) = self.ask(&format!("snapshot {guest} {}", file.display()))?;
+        size.parse().map_err(|_| self.unusable(io::ErrorKind::InvalidData.into()))
+    }
+
     /// Sends a line, and returns what follows `ok`, and the stream behind it.
     fn ask(&self, line: &str) -> Result<(String, BufReader<UnixStream>), SocketError> {
         let exchange = || -> io::Result<_> {
@@ -232,7 +243,11 @@ fn answer(stream: &UnixStream, hub: &Arc<Hub>, known: &[Known]) -> io::Result<()
             Ok(sample) => say(&format!("ok {}\n", serde_json::to_string(&sample)?)),
             Err(why) => say(&format!("error {why}\n")),
         },
-        ("console" | "command", None) => say(&format!("error {}", monitor::no_guest(hub, name))),
+        ("console" | "command" | "snapshot", None) => say(&format!("error {}", monitor::no_guest(hub, name))),
+        ("snapshot", Some(guest)) => match monitor::snapshot(hub, guest, Path::new(command)) {
+            Ok(size) => say(&format!("ok {size}\n")),
+            Err(why) => say(&format!("error {why}\n")),
+        },
         ("command", Some(guest)) => {
             say("ok\n")?;
             say(&monitor::command(hub, guest, command))

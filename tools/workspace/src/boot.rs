@@ -14,6 +14,7 @@ use twofold_abi::bundle::flags;
 use twofold_abi::control::{ORACLE_ARGUMENT, RECORD_ARGUMENT, TRACE_ARGUMENT};
 use twofold_launch::interactive::{self, InteractiveError};
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
+use twofold_launch::sample::Known;
 use twofold_launch::session::Session;
 use twofold_launch::{
     Bundle, Driver, GuestSettings, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict, bundle,
@@ -97,7 +98,8 @@ impl Boot<'_> {
         qemu: &Qemu,
         attached: Option<&str>,
     ) -> anyhow::Result<Outcome> {
-        let run = |launch: &Launch<'_>| match interactive::run(launch, &self.guests, attached) {
+        let guests: Vec<_> = self.guests.iter().map(Known::of).collect();
+        let run = |launch: &Launch<'_>| match interactive::run(launch, &guests, None, attached) {
             Ok(outcome) => Ok((outcome, ())),
             Err(InteractiveError::Run(error)) => Err(error.into()),
             Err(error) => Err(error.into()),

@@ -9,13 +9,17 @@ mod device_tree;
 mod image;
 mod options;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use twofold_abi::virt::MAX_CPUS;
 use twofold_bench::output;
+use twofold_launch::devices::HostDevices;
 use twofold_launch::interactive::{self, InteractiveError};
+use twofold_launch::sample::Known;
+use twofold_launch::snapshot::Snapshot;
 use twofold_launch::{Bundle, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict, bundle};
 
 pub use options::Options;
@@ -36,6 +40,7 @@ Examples:
   twofold run --kernel Image --name web --weight 128 --net inner --guest name=db,memory=2G,net=inner,disk=db.img
   twofold run --config vm.toml --memory 4G
   twofold run --kernel Image --dtb-dump guest.dtb
+  twofold run --from web.snapshot
 
 Environment:
   TWOFOLD_QEMU     the QEMU to use, instead of qemu-system-aarch64 from PATH
@@ -51,6 +56,9 @@ const TIMED_OUT: u8 = 124;
 
 /// `twofold run`.
 pub fn command(options: &Options) -> anyhow::Result<ExitCode> {
+    if let Some(file) = &options.from {
+        return go_on(options, file);
+    }
     let mut options = options.clone();
     let config = options.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
     let more = options.complete(config);
@@ -82,27 +90,59 @@ pub fn command(options: &Options) -> anyhow::Result<ExitCode> {
     let image = image::find(options.image.as_deref(), directory.path())?;
     let qemu = Qemu::find()?;
     let bundle = Bundle::write(&guests, &directory.path().join("guest.bundle"))?;
-    let machine = Machine {
-        image,
-        loaded: Loaded::Guest { bundle, memory: bundle::total_memory(&guests) },
-        spare_memory: 0,
-        append: None,
-        cpu: options.cpu.clone(),
-        cpus: options.host_cpus.unwrap_or_else(|| bundle::machine_cpus(&guests)),
-        memory_file: None,
-        deterministic: false,
-    };
+    let memory = bundle::total_memory(&guests);
+    let cpus = options.host_cpus.unwrap_or_else(|| bundle::machine_cpus(&guests));
+    let known: Vec<_> = guests.iter().map(Known::of).collect();
+    let machine = machine(image, Loaded::Guest { bundle, memory }, cpus, &options);
+    start(
+        &Started { qemu: &qemu, machine: &machine, directory: directory.path(), options: &options },
+        &known,
+        None,
+        attached,
+    )
+}
+
+/// `twofold run --from`.
+fn go_on(options: &Options, file: &Path) -> anyhow::Result<ExitCode> {
+    let snapshot = Snapshot::open(file)?;
+    let directory = tempfile::Builder::new().prefix("twofold-").tempdir().context("cannot make a directory")?;
+    let image = image::find(options.image.as_deref(), directory.path())?;
+    let qemu = Qemu::find()?;
+    let path = directory.path().join("guest.bundle");
+    let size = snapshot.write_bundle(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let guest = snapshot.guest.clone();
+    let bundle = Bundle { path, size, names: vec![guest.name.clone()], devices: HostDevices::default() };
+    let loaded = Loaded::Guest { bundle, memory: snapshot.memory };
+    let machine = machine(image, loaded, options.host_cpus.unwrap_or(guest.cpus), options);
+    let started = Started { qemu: &qemu, machine: &machine, directory: directory.path(), options };
+    start(&started, &[guest], Some(snapshot), None)
+}
+
+fn machine(image: PathBuf, loaded: Loaded, cpus: u32, options: &Options) -> Machine {
+    let cpu = options.cpu.clone();
+    Machine { image, loaded, spare_memory: 0, append: None, cpu, cpus, memory_file: None, deterministic: false }
+}
+
+/// What a run is started with.
+struct Started<'a> {
+    qemu: &'a Qemu,
+    machine: &'a Machine,
+    directory: &'a Path,
+    options: &'a Options,
+}
+
+fn start(
+    started: &Started<'_>,
+    guests: &[Known],
+    from: Option<Snapshot>,
+    attached: Option<&str>,
+) -> anyhow::Result<ExitCode> {
+    let Started { qemu, machine, directory, options } = *started;
     let stop = signals::stop()?;
-    let launch = Launch {
-        qemu: &qemu,
-        machine: &machine,
-        directory: directory.path(),
-        trace: None,
-        timeout: options.timeout.map(Duration::from_secs),
-        stop,
-    };
-    match interactive::run(&launch, &guests, attached) {
-        Ok(outcome) => judge(&outcome, &options),
+    let timeout = options.timeout.map(Duration::from_secs);
+    let launch = Launch { qemu, machine, directory, trace: None, timeout, stop };
+    match interactive::run(&launch, guests, from, attached) {
+        Ok(outcome) => judge(&outcome, options),
         Err(InteractiveError::Run(RunError::Stopped)) => Ok(ExitCode::from(signals::INTERRUPTED)),
         Err(InteractiveError::Run(RunError::TimedOut { limit, .. })) => {
             output::error(&format!("the guests did not end within {} s, and were ended (--timeout)", limit.as_secs()));

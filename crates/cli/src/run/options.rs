@@ -20,6 +20,29 @@ use twofold_workload::policies::Policies;
 
 use super::config::Config;
 
+/// The options that say what a guest is.
+const OF_GUESTS: [&str; 19] = [
+    "kernel",
+    "initrd",
+    "append",
+    "firmware",
+    "cpus",
+    "memory",
+    "resident",
+    "swap",
+    "async_fault",
+    "disk",
+    "net",
+    "name",
+    "weight",
+    "guest",
+    "config",
+    "dtb_dump",
+    "restart",
+    "pages",
+    "attach",
+];
+
 /// Options of `run`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Options {
@@ -78,6 +101,9 @@ pub struct Options {
     /// A file with the same (docs/run.md). Options replace what it says of the first guest
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Goes on with the guest in this file, which `twofold snapshot` has written: its settings and images are there, too
+    #[arg(long, value_name = "FILE", conflicts_with_all = OF_GUESTS)]
+    pub from: Option<PathBuf>,
     /// Writes the guests' device trees to FILE (NAME.FILE for each, if there are several), and starts nothing
     #[arg(long, value_name = "FILE")]
     pub dtb_dump: Option<PathBuf>,

@@ -7,19 +7,20 @@
 use alloc::vec::Vec;
 
 use twofold_abi::virt;
-use twofold_devices::{Pl011, Pl031, vgic};
+use twofold_devices::{Pl011, Pl031};
 use twofold_vmm::saved::Section;
 
 use super::Devices;
-use crate::vm::saved::Unrestored;
+use crate::vm::saved::{Unrestored, Unsaved};
 
 impl Devices {
     /// Appends the sections of the devices. No vCPU is loaded.
-    pub(crate) fn save(&self, to: &mut Vec<u8>) -> Result<(), vgic::StateError> {
+    pub(crate) fn save(&self, to: &mut Vec<u8>) -> Result<(), Unsaved> {
         let mut put = |name, bytes: &[u8]| Section { name, instance: 0, bytes }.write(to);
         put("gic", &self.gic.save()?);
         put("uart", &self.uart.lock().model.state());
         put("rtc", &self.rtc.lock().state());
+        self.virtio.save(to)?;
         Ok(())
     }
 

@@ -84,6 +84,17 @@ impl GuestCpu {
         TABLE.iter().position(|row| row.place == place).map_or(0, |at| self.0.0[at])
     }
 
+    /// All registers: CRm, op2 and value.
+    pub fn all(&self) -> impl Iterator<Item = ([u64; 2], u64)> {
+        TABLE.iter().zip(self.0.0).map(|(row, value)| (row.place, value))
+    }
+
+    /// The name of the register with this CRm and op2.
+    #[must_use]
+    pub fn name([crm, op2]: [u64; 2]) -> &'static str {
+        TABLE.iter().find(|row| row.place == [crm, op2]).map_or("an ID register that is unknown here", |row| row.name)
+    }
+
     /// Whether RNDR exists: ID_AA64ISAR0_EL1.RNDR.
     #[must_use]
     pub fn has_random(&self) -> bool {

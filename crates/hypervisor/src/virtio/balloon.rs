@@ -62,6 +62,18 @@ impl Balloon {
     }
 }
 
+impl Balloon {
+    /// The pages in the balloon: a bit for each page of RAM.
+    pub(super) fn bits(&self) -> &[u64] {
+        &self.inside.bits
+    }
+
+    /// The same, for a guest that comes from elsewhere.
+    pub(super) fn bits_mut(&mut self) -> &mut [u64] {
+        &mut self.inside.bits
+    }
+}
+
 impl Inside {
     /// The place of the page's bit: a word, and a mask.
     fn place(&self, page: u64) -> Result<(usize, u64), RamError> {

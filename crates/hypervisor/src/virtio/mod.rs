@@ -55,6 +55,7 @@ pub mod make;
 mod memory_disk;
 pub mod network;
 pub(crate) mod random;
+mod saved;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -178,12 +179,6 @@ impl VirtioDevices {
     #[must_use]
     pub fn task(&self) -> Option<EntityId> {
         self.task
-    }
-
-    /// Whether there are no devices.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
     }
 
     /// Whether the I/O task has its turn.

@@ -3,9 +3,11 @@
 //!
 //! | section | instance | content |
 //! |---|---|---|
+//! | `cpu` | 0 | the ID registers that the guest sees: CRm, op2 and value (u64 each) |
 //! | `time`, `power` | 0; a vCPU | as [`saved`] has them |
 //! | `registers`, `timer`, `stolen-time`, `async-faults` | a vCPU | as [`crate::vcpu::saved`] has them |
 //! | `gic`, `uart`, `rtc` | 0 | as the models of `twofold_devices` have them |
+//! | `virtio`, `balloon` | a transport; a piece | as [`crate::virtio`] has them |
 //!
 //! What is not here: what waits in the console's buffers, which the launcher takes before; the counts of statistics; a
 //! running dirty log.
@@ -25,9 +27,11 @@ use twofold_stage2::Ipa;
 use twofold_vmm::life::{NotNow, State};
 use twofold_vmm::power::{RestoreError, Saved};
 use twofold_vmm::saved::{self, Section, SectionError, Time};
-use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::Vm;
+use crate::guest_cpu::GuestCpu;
 use crate::read_sysreg;
 use crate::vcpu::saved::VcpuError;
 
@@ -37,12 +41,15 @@ pub(crate) enum Unsaved {
     /// It runs, or has ended.
     #[error(transparent)]
     State(#[from] NotNow),
-    /// It has virtio devices, or a store, which cannot be saved yet.
+    /// It has a disk, a network card or a store, which cannot be saved yet.
     #[error("the guest has {0}, which cannot be saved yet")]
     Has(&'static str),
     /// A vCPU is in its turn.
     #[error("the interrupt controller: {0}")]
     Gic(#[from] vgic::StateError),
+    /// A device has no room for its state.
+    #[error(transparent)]
+    Device(#[from] twofold_devices::StateError),
 }
 
 /// Why a section is not taken.
@@ -63,6 +70,16 @@ pub(crate) enum Unrestored {
     /// The guest's counters had another frequency.
     #[error("the counters had {there} ticks in a second, and have {here} here")]
     Frequency {
+        /// Where the guest comes from.
+        there: u64,
+        /// Here.
+        here: u64,
+    },
+    /// The guest has seen another CPU.
+    #[error("the guest's {register} is {there:#x}, and {here:#x} on this machine: start it with the CPU that it had")]
+    Cpu {
+        /// The register.
+        register: &'static str,
         /// Where the guest comes from.
         there: u64,
         /// Here.
@@ -117,12 +134,15 @@ impl Vm {
         if self.swap.is_some() {
             return Err(Unsaved::Has("a page store"));
         }
-        if !self.devices.virtio.is_empty() {
-            return Err(Unsaved::Has("virtio devices"));
+        if let Some(device) = self.devices.virtio.unsaved() {
+            return Err(Unsaved::Has(device));
         }
         let Some(index) = part.checked_sub(1) else {
             let time = Time { counter, frequency: read_sysreg!(CNTFRQ_EL0) };
             Section { name: "time", instance: 0, bytes: &time.bytes() }.write(to);
+            let rows: Vec<_> =
+                self.guest_cpu.all().map(|([crm, op2], value)| [crm, op2, value].map(u64::to_le_bytes)).collect();
+            Section { name: "cpu", instance: 0, bytes: rows.as_flattened().as_flattened() }.write(to);
             return Ok(true);
         };
         let Some(slot) = self.vcpus.get(index) else {
@@ -148,7 +168,16 @@ impl Vm {
         }
         match (section.name, section.instance) {
             ("time", 0) => self.restore_time(section.bytes),
+            ("cpu", 0) => self.check_cpu(section.bytes),
             ("power", vcpu) => self.restore_power(vcpu as usize, section.bytes),
+            ("virtio", transport) => match self.devices.virtio.restore(transport, section.bytes, &self.devices.gic) {
+                Some(taken) => Ok(taken?),
+                None => Err(Unrestored::Unknown),
+            },
+            ("balloon", piece) => match self.devices.virtio.restore_balloon(piece, section.bytes) {
+                Some(taken) => Ok(taken?),
+                None => Err(Unrestored::Unknown),
+            },
             (_, vcpu) => {
                 let slot = self.vcpus.get(vcpu as usize);
                 match slot.and_then(|slot| slot.state.lock().restore(self, &section)) {
@@ -198,6 +227,20 @@ impl Vm {
         }
         let is_set = self.life.change(|life, now| life.set_counter(counter, now));
         if is_set { Ok(()) } else { Err(Unrestored::HasBegun) }
+    }
+
+    /// The guest goes on with the ID registers that it has read, so this machine has to give it the same.
+    fn check_cpu(&self, bytes: &[u8]) -> Result<(), Unrestored> {
+        let length = SectionError::Length { wanted: size_of::<[U64; 3]>() as u64, found: bytes.len() as u64 };
+        let rows = <[[U64; 3]]>::ref_from_bytes(bytes).map_err(|_| length)?;
+        let differs = |[crm, op2, there]: [u64; 3]| {
+            let here = self.guest_cpu.get([crm, op2]);
+            (here != there).then_some(Unrestored::Cpu { register: GuestCpu::name([crm, op2]), there, here })
+        };
+        match rows.iter().find_map(|row| differs(row.map(U64::get))) {
+            Some(differs) => Err(differs),
+            None => Ok(()),
+        }
     }
 
     fn restore_power(&self, vcpu: usize, bytes: &[u8]) -> Result<(), Unrestored> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `vm`: the command `twofold run` itself, with `attach` and `stat` from other processes.
+//! The suite `vm`: the command `twofold run` itself, with `attach`, `stat` and `snapshot` from other processes.
 //!
 //! Invariant: the test waits for what a process says or for its end, never for a time.
 
@@ -15,13 +15,9 @@ use super::machines::Machines;
 /// Two guests run. One is stopped, goes on, begins anew and is ended by the monitor, through the run's socket, and the figures
 /// say so each time. Then the monitor ends the machine.
 pub fn run(machines: &Machines) -> anyhow::Result<()> {
-    let workspace = machines.workspace();
-    let mut cargo = Command::new("cargo");
-    // As the suite `host` builds it, so that nothing is built again: `--package` would choose other features of libraries.
-    subprocess::quiet(cargo.current_dir(workspace.root()).args(["test", "--no-run", "--test", "command"]))?;
-    let program = workspace.root().join("target/debug/twofold");
     let runs = tempfile::tempdir()?;
-    let twofold = Twofold { program, runs: runs.path().to_owned() };
+    let twofold = Twofold::new(machines, &runs)?;
+    let workspace = machines.workspace();
 
     let [image, guest] = [build::HYPERVISOR, build::GUEST].map(|program| program.image(workspace));
     let mut run =
@@ -88,6 +84,57 @@ pub fn run(machines: &Machines) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A guest is saved into a file while it runs, and goes on. From the file it goes on again, to the end of its check, in a run
+/// that is given nothing else. A file that is cut, or was changed, starts nothing.
+pub fn snapshot(machines: &Machines) -> anyhow::Result<()> {
+    let runs = tempfile::tempdir()?;
+    let twofold = Twofold::new(machines, &runs)?;
+    let workspace = machines.workspace();
+    let (kernel, initrd) = machines.linux_files()?;
+    let image = build::HYPERVISOR.image(workspace);
+    let mut run = twofold.command(["run", "--name", "web", "--cpus", "2", "--memory", "256M", "--timeout", "900"]);
+    run.args(["--append", "console=ttyAMA0 panic=-1 loglevel=7 twofold.stress=5 twofold.check"]);
+    run.arg("--image").arg(&image).arg("--kernel").arg(kernel).arg("--initrd").arg(initrd);
+    let mut run = Running(run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?);
+    let mut lines = BufReader::new(run.0.stdout.take().context("no standard output")?).lines();
+    let begun = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains(BEGUN)));
+    begun.with_context(|| format!("the run ended without a line {BEGUN}"))??;
+    let file = runs.path().join("web.snapshot");
+    let path = file.to_str().context("a temporary directory with a strange name")?;
+    let (is_done, said) = twofold.said(["snapshot", "web", path])?;
+    ensure!(is_done && said.starts_with("web: ") && said.contains(" MiB in "), "{said}");
+    ensure!(twofold.states()? == "web=running", "{}", twofold.states()?);
+    ensure!(!runs.path().join("web.snapshot.partial").exists(), "a part of a snapshot is left");
+    ensure!(twofold.said(["attach", "web", "--command", "quit"])?.1 == "quit: done\n");
+    lines.try_for_each(|line| line.map(drop))?;
+    ensure!(run.0.wait()?.success(), "the guest that was saved did not end well");
+
+    let bytes = std::fs::read(&file)?;
+    let go_on = |file: &std::path::Path| {
+        let mut run = twofold.command(["run", "--timeout", "900", "--from"]);
+        run.arg(file).arg("--image").arg(&image);
+        run.output()
+    };
+    let bad = runs.path().join("bad");
+    std::fs::write(&bad, &bytes[..bytes.len() / 2])?;
+    let cut = go_on(&bad)?;
+    ensure!(!cut.status.success() && String::from_utf8_lossy(&cut.stderr).contains("the stream is cut"), "{cut:?}");
+    let mut changed = bytes.clone();
+    changed[bytes.len() - 100] ^= 1;
+    std::fs::write(&bad, changed)?;
+    let changed = go_on(&bad)?;
+    let said = String::from_utf8_lossy(&changed.stderr);
+    ensure!(!changed.status.success() && said.contains("is no whole snapshot of a guest"), "{changed:?}");
+    let ended = go_on(&file)?;
+    let said = String::from_utf8_lossy(&ended.stdout);
+    ensure!(ended.status.success() && said.contains("guest check: ok"), "{ended:?}");
+    ensure!(!said.contains("Booting Linux"), "the guest booted: {said}");
+    Ok(())
+}
+
+/// Debian's kernel has booted, and the check begins.
+const BEGUN: &str = "Run /init as init process";
+
 struct Twofold {
     program: PathBuf,
     /// Where runs are found.
@@ -98,6 +145,15 @@ struct Twofold {
 struct Running(Child);
 
 impl Twofold {
+    /// Builds the command. Its runs are found in `runs` alone.
+    fn new(machines: &Machines, runs: &tempfile::TempDir) -> anyhow::Result<Self> {
+        let workspace = machines.workspace();
+        let mut cargo = Command::new("cargo");
+        // As the suite `host` builds it, so that nothing is built again: `--package` would choose other features of libraries.
+        subprocess::quiet(cargo.current_dir(workspace.root()).args(["test", "--no-run", "--test", "command"]))?;
+        Ok(Self { program: workspace.root().join("target/debug/twofold"), runs: runs.path().to_owned() })
+    }
+
     fn command<const N: usize>(&self, words: [&str; N]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(words).env("XDG_RUNTIME_DIR", &self.runs);

@@ -76,9 +76,14 @@ impl Machines {
         }
     }
 
+    /// The kernel and the initrd of Debian's Linux.
+    pub fn linux_files(&self) -> anyhow::Result<(PathBuf, PathBuf)> {
+        self.linux.clone().map_err(anyhow::Error::msg).context("Debian's kernel is missing")
+    }
+
     /// Debian's Linux, which loads each vCPU with this number of rounds, and then checks itself.
     pub fn linux(&self, name: &str, cpus: u32, rounds: u32) -> anyhow::Result<GuestSettings> {
-        let (kernel, initrd) = self.linux.clone().map_err(anyhow::Error::msg).context("Debian's kernel is missing")?;
+        let (kernel, initrd) = self.linux_files()?;
         let command_line = format!("console=ttyAMA0 panic=-1 loglevel=5 twofold.stress={rounds} twofold.check");
         let bare = self.bare(name, cpus, &command_line);
         Ok(GuestSettings { kernel, initrd: Some(initrd), memory: 256 << 20, ..bare })

@@ -137,6 +137,7 @@ const TESTS: &[Test] = &[
     ("lines_of_consoles_on_the_channel", Depth::Quick, consoles::lines),
     ("a_byte_of_a_console_on_the_channel_is_cheap", Depth::Quick, consoles::cost),
     ("the_command_runs_guests_and_its_socket_takes_commands", Depth::Quick, command::run),
+    ("the_command_saves_linux_into_a_file_and_goes_on_from_there", Depth::Quick, command::snapshot),
     ("lost_time_is_stolen_time", Depth::Quick, stolen::lost_and_stolen),
     ("nothing_is_stolen_with_a_cpu_for_each_vcpu", Depth::Quick, stolen::nothing),
     ("linux_reads_stolen_time_4_on_1", Depth::Full, |machines| stolen::linux(machines, 4, Clock::Counted)),

@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A snapshot: a stopped guest in a file, with all that starts it again (`docs/migration.md`, the stream).
+//!
+//! The file's hello has the guest's vCPUs and memory. Its first section is the guest's bundle, by itself: the settings, and
+//! the images that a reset needs. Then come its pages, and then the sections that the hypervisor made.
+//!
+//! Invariant: a file that was not finished is no snapshot, and neither is one that was changed; the error says where. A
+//! snapshot is written beside its place, and gets its name when it is whole.
+
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use embedded_io::ErrorKind;
+use thiserror::Error;
+use twofold_abi::bundle::{self, ALIGN, Header, NAME_MAX, flags};
+use twofold_abi::channel::{Command, GuestState, PAGE_SIZE};
+use twofold_abi::virt::{self, MAX_CPUS};
+use twofold_migration::commit::{Owner, Ownership};
+use twofold_migration::stream::{
+    Capabilities, Compression, Hello, Name, ReadError, Reader, Record, Slot, WriteError, Writer,
+};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::guest::MEMORY_MAX;
+use crate::sample::Known;
+use crate::saved::{HEAD, SavedError, SavedGuest, sections};
+use crate::session::{Session, SessionError};
+
+/// The machine model of our guests, in the hello.
+const MODEL: &str = "twofold-virt-1";
+/// The section with the guest's bundle.
+const BUNDLE: &str = "bundle";
+/// More is no guest's bundle.
+const BUNDLE_MAX: u64 = 4 << 30;
+
+/// Why there is no snapshot, or it is not restored.
+#[derive(Debug, Error)]
+pub enum SnapshotError {
+    /// The hypervisor refuses, or has ended.
+    #[error(transparent)]
+    Saved(#[from] SavedError),
+    /// There is no answer.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The file cannot be used.
+    #[error("cannot use {path}: {why}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        why: io::Error,
+    },
+    /// It cannot be written.
+    #[error("cannot write {path}: {why}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: WriteError,
+    },
+    /// It is no snapshot, or is damaged.
+    #[error("{path} is no whole snapshot of a guest: {why}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Where, and why.
+        why: ReadError,
+    },
+    /// It is a stream, and not one of a snapshot.
+    #[error("{path} is no snapshot that this version can start: {why}")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The guest did not go on.
+    #[error("the guest was restored, and cannot go on: {0}")]
+    NotStarted(String),
+    /// The guest did not stop.
+    #[error("the guest cannot be stopped: {0}")]
+    NotStopped(String),
+}
+
+/// Writes guest number `guest` into a file. `bundle` is the bundle that started it. A guest that runs is stopped for this, and
+/// goes on. Returns the number of bytes.
+///
+/// # Errors
+///
+/// [`SnapshotError`]. The guest is as before, and the file is not there.
+pub fn write(session: &Session, guest: u16, bundle: &Path, path: &Path) -> Result<u64, SnapshotError> {
+    let alone = alone(bundle, guest).map_err(|why| SnapshotError::File { path: bundle.to_owned(), why })?;
+    let runs = session.state(guest) == Some(GuestState::Running);
+    if runs && let Some(refusal) = session.ask(Some(guest), Command::Stop)?.refusal {
+        return Err(SnapshotError::NotStopped(refusal.text));
+    }
+    let written = write_stopped(session, guest, &alone, path);
+    if runs {
+        session.ask(Some(guest), Command::Continue)?;
+    }
+    written
+}
+
+fn write_stopped(session: &Session, guest: u16, alone: &[u8], path: &Path) -> Result<u64, SnapshotError> {
+    let record = record(alone).ok_or_else(|| content(path, "the guest's own bundle is none"))?;
+    let saved = SavedGuest::save(session, guest, record.memory.get(), record.firmware_size.get() > 0)?;
+    let partial = path.with_added_extension("partial");
+    let unusable = |why| SnapshotError::File { path: partial.clone(), why };
+    let file = File::create(&partial).map_err(unusable)?;
+    let written = stream(&saved, alone, &record, Stream(BufWriter::new(file)))
+        .map_err(|why| SnapshotError::Write { path: path.to_owned(), why })
+        .and_then(|bytes| std::fs::rename(&partial, path).map(|()| bytes).map_err(unusable));
+    if written.is_err() {
+        // The error that matters is the one above.
+        let _ = std::fs::remove_file(&partial);
+    }
+    written
+}
+
+/// Writes the stream, and returns its size in bytes.
+fn stream(
+    saved: &SavedGuest,
+    alone: &[u8],
+    record: &bundle::Guest,
+    sink: Stream<BufWriter<File>>,
+) -> Result<u64, WriteError> {
+    let slots = slots(record);
+    let mut writer = Writer::new(sink, Compression::Lz4);
+    writer.hello(&Hello {
+        migration: core::array::from_fn(|_| random() as u8),
+        stream: 0,
+        streams: 1,
+        model: name(MODEL),
+        page_shift: PAGE_SIZE.trailing_zeros() as u8,
+        ipa_bits: 40,
+        vcpus: record.cpus.get(),
+        memory: slots.iter().map(|slot| slot.pages).sum::<u64>() * PAGE_SIZE as u64,
+        features: Vec::new(),
+    })?;
+    writer.slots(&slots)?;
+    writer.section(name(BUNDLE), 0, 1, alone)?;
+    writer.round(true)?;
+    for slot in &slots {
+        let mut zeroes = 0;
+        for page in 0..slot.pages {
+            match saved.pages.get(&((slot.first + page) as u32)) {
+                Some(bytes) => {
+                    if zeroes > 0 {
+                        writer.zero_pages(slot.number, page - u64::from(zeroes), zeroes)?;
+                    }
+                    zeroes = 0;
+                    writer.page(slot.number, page, bytes)?;
+                }
+                None => zeroes += 1,
+            }
+        }
+        if zeroes > 0 {
+            writer.zero_pages(slot.number, slot.pages - u64::from(zeroes), zeroes)?;
+        }
+    }
+    writer.end_round()?;
+    for section in sections(&saved.sections) {
+        let Some((name, instance, version)) = head(section) else { continue };
+        writer.section(name, instance, version, &section[HEAD..])?;
+    }
+    // Nothing shares a disk with the guest, so nothing else has to know its owner.
+    let [host, incarnation] = [(); 2].map(|()| random());
+    writer.end(Ownership { owner: Owner { host, incarnation }, epoch: 0 })?;
+    writer.flush()?;
+    Ok(writer.bytes())
+}
+
+/// A snapshot that is being read: up to its pages.
+pub struct Snapshot {
+    path: PathBuf,
+    reader: Reader<Stream<BufReader<File>>>,
+    slots: Vec<Slot>,
+    bundle: Vec<u8>,
+    /// Its guest.
+    pub guest: Known,
+    /// Bytes of the machine's memory that it takes.
+    pub memory: u64,
+}
+
+impl Snapshot {
+    /// Opens a file, and reads it up to the guest's pages.
+    ///
+    /// # Errors
+    ///
+    /// It is no snapshot, or none that this version can start.
+    pub fn open(path: &Path) -> Result<Self, SnapshotError> {
+        let file = File::open(path).map_err(|why| SnapshotError::File { path: path.to_owned(), why })?;
+        let here = Capabilities {
+            model: name(MODEL),
+            page_shift: PAGE_SIZE.trailing_zeros() as u8,
+            ipa_bits: 48,
+            vcpus: MAX_CPUS,
+            memory: MEMORY_MAX + virt::FLASH_SIZE + virt::STOLEN_TIME_SIZE,
+            features: Vec::new(),
+        };
+        let mut reader = Reader::new(Stream(BufReader::new(file)), here);
+        let (mut slots, mut bundle, mut is_bundle) = (Vec::new(), Vec::new(), false);
+        loop {
+            match next(&mut reader, path)? {
+                Record::Slots(found) => slots = found.to_vec(),
+                Record::Section { name: found, size, .. } if found == name(BUNDLE) && size <= BUNDLE_MAX => {
+                    is_bundle = true
+                }
+                Record::Section { name, .. } => {
+                    return Err(content(path, &format!("a section {name} before the pages")));
+                }
+                Record::Part(bytes) => bundle.extend_from_slice(bytes),
+                Record::Round { .. } if is_bundle => break,
+                Record::Hello(_) => {}
+                other => return Err(content(path, &format!("no bundle before {other:?}"))),
+            }
+        }
+        let record = record(&bundle).ok_or_else(|| content(path, "the guest's bundle is none"))?;
+        if slots != self::slots(&record) {
+            return Err(content(path, "its memory is not that of the guest's bundle"));
+        }
+        let used = record.name.iter().position(|byte| *byte == 0).unwrap_or(NAME_MAX);
+        let name = String::from_utf8_lossy(&record.name[..used]).into_owned();
+        let guest = Known { name, memory: record.memory.get(), cpus: record.cpus.get() };
+        let memory = slots.iter().map(|slot| slot.pages).sum::<u64>() * PAGE_SIZE as u64 + record.test_size.get();
+        Ok(Self { path: path.to_owned(), reader, slots, bundle, guest, memory })
+    }
+
+    /// Writes the bundle with which the guest is made: it comes from elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn write_bundle(&self, path: &Path) -> io::Result<u64> {
+        let mut bytes = self.bundle.clone();
+        if let Ok((header, _)) = Header::mut_from_prefix(&mut bytes) {
+            header.flags |= flags::INCOMING;
+        }
+        std::fs::write(path, &bytes)?;
+        Ok(bytes.len() as u64)
+    }
+
+    /// Restores the guest, which was made from the bundle, and lets it go on.
+    ///
+    /// # Errors
+    ///
+    /// [`SnapshotError`]. The guest has not run.
+    pub fn restore(mut self, session: &Session) -> Result<(), SnapshotError> {
+        // All of it is whole: only now the guest gets any of it.
+        self.rest()?.restore(session, 0)?;
+        match session.ask(Some(0), Command::Continue)?.refusal {
+            None => Ok(()),
+            Some(refusal) => Err(SnapshotError::NotStarted(refusal.text)),
+        }
+    }
+
+    /// Reads the guest's pages and sections, to the end of the file.
+    fn rest(&mut self) -> Result<SavedGuest, SnapshotError> {
+        let mut saved = SavedGuest::default();
+        loop {
+            match next(&mut self.reader, &self.path)? {
+                Record::Page { slot, page, bytes } => {
+                    let found = self.slots.iter().find(|found| found.number == slot);
+                    let at = found.map(|found| (found.first + page) as u32);
+                    saved.pages.extend(at.map(|at| (at, bytes.to_vec())));
+                }
+                Record::Section { name, instance, version, size } => {
+                    saved.sections.extend_from_slice(&name.bytes());
+                    saved.sections.extend([instance.to_le_bytes(), version.to_le_bytes()].as_flattened());
+                    saved.sections.extend(size.to_le_bytes());
+                }
+                Record::Part(bytes) => saved.sections.extend_from_slice(bytes),
+                Record::ZeroPages { .. } | Record::RoundEnd { .. } => {}
+                Record::End(_) => return Ok(saved),
+                other => return Err(content(&self.path, &format!("{other:?} in a stopped guest"))),
+            }
+        }
+    }
+}
+
+fn next<'r>(reader: &'r mut Reader<Stream<BufReader<File>>>, path: &Path) -> Result<Record<'r>, SnapshotError> {
+    let read = |why| SnapshotError::Read { path: path.to_owned(), why };
+    reader.next().map_err(read)?.ok_or_else(|| content(path, "it is cut"))
+}
+
+fn content(path: &Path, why: &str) -> SnapshotError {
+    SnapshotError::Content { path: path.to_owned(), why: why.to_owned() }
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text).expect("the names here are names")
+}
+
+/// A random number, for what only has to differ.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// The name, the instance and the version in a section's head.
+fn head(section: &[u8]) -> Option<(Name, u32, u32)> {
+    let word = |at: usize| Some(u32::from_le_bytes(section.get(at..at + 4)?.try_into().ok()?));
+    Some((Name::from_bytes(section.get(..24)?.try_into().ok()?)?, word(24)?, word(28)?))
+}
+
+/// The memslots of a guest: flash, stolen time and RAM.
+fn slots(record: &bundle::Guest) -> Vec<Slot> {
+    let flash = if record.firmware_size.get() > 0 { virt::FLASH_SIZE } else { 0 };
+    let all = [
+        (virt::FLASH_BASE, flash),
+        (virt::STOLEN_TIME_BASE, virt::STOLEN_TIME_SIZE),
+        (virt::RAM_BASE, record.memory.get()),
+    ];
+    let pages = |bytes: u64| bytes / PAGE_SIZE as u64;
+    let slot = |(number, (base, size)): (u16, (u64, u64))| {
+        (size > 0).then(|| Slot { number, read_only: false, first: pages(base), pages: pages(size) })
+    };
+    (0..).zip(all).filter_map(slot).collect()
+}
+
+/// The record of the guest in a bundle that has one guest.
+fn record(bundle: &[u8]) -> Option<bundle::Guest> {
+    let (header, rest) = Header::read_from_prefix(bundle).ok()?;
+    let (record, _) = bundle::Guest::read_from_prefix(rest).ok()?;
+    (header.magic == bundle::MAGIC && header.guests.get() == 1).then_some(record)
+}
+
+/// The bundle of one guest of a bundle, by itself.
+fn alone(bundle: &Path, guest: u16) -> io::Result<Vec<u8>> {
+    let file = File::open(bundle)?;
+    let mut header = Header::new_zeroed();
+    file.read_exact_at(header.as_mut_bytes(), 0)?;
+    let mut record = bundle::Guest::new_zeroed();
+    file.read_exact_at(
+        record.as_mut_bytes(),
+        (size_of::<Header>() + usize::from(guest) * size_of::<bundle::Guest>()) as u64,
+    )?;
+    header.guests = 1.into();
+    // One that has been restored itself comes from elsewhere again only when it is restored again.
+    header.flags &= !flags::INCOMING;
+    let mut contents = Vec::new();
+    let mut end = (size_of::<Header>() + size_of::<bundle::Guest>()) as u64;
+    let bundle::Guest {
+        kernel_offset, kernel_size, initrd_offset, initrd_size, firmware_offset, firmware_size, ..
+    } = &mut record;
+    for (offset, size) in [(kernel_offset, kernel_size), (initrd_offset, initrd_size), (firmware_offset, firmware_size)]
+    {
+        let mut part = vec![0; size.get() as usize];
+        file.read_exact_at(&mut part, offset.get())?;
+        end = end.next_multiple_of(ALIGN);
+        *offset = end.into();
+        end += size.get();
+        contents.push((offset.get(), part));
+    }
+    let mut bytes = [header.as_bytes(), record.as_bytes()].concat();
+    for (offset, part) in contents {
+        bytes.resize(offset as usize, 0);
+        bytes.extend(part);
+    }
+    bytes.resize(bytes.len().next_multiple_of(ALIGN as usize), 0);
+    Ok(bytes)
+}
+
+/// A file with the traits of a stream.
+struct Stream<F>(F);
+
+impl<F> embedded_io::ErrorType for Stream<F> {
+    type Error = ErrorKind;
+}
+
+impl<F: Read> embedded_io::Read for Stream<F> {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<usize, ErrorKind> {
+        self.0.read(bytes).map_err(|_| ErrorKind::Other)
+    }
+}
+
+impl<F: Write> embedded_io::Write for Stream<F> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, ErrorKind> {
+        self.0.write(bytes).map_err(|why| {
+            if why.kind() == io::ErrorKind::StorageFull { ErrorKind::OutOfMemory } else { ErrorKind::Other }
+        })
+    }
+
+    fn flush(&mut self) -> Result<(), ErrorKind> {
+        self.0.flush().map_err(|_| ErrorKind::Other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Bundle;
+    use crate::guest::tests::GuestFiles;
+
+    /// Two guests, of which the second is saved.
+    fn saved(directory: &Path) -> (PathBuf, SavedGuest, Vec<u8>) {
+        let files = GuestFiles::new();
+        let [one, two] = ["one", "two"].map(|name| crate::GuestSettings { name: name.to_owned(), ..files.guest() });
+        let bundle = directory.join("guest.bundle");
+        Bundle::write(&[one, two], &bundle).unwrap();
+        let mut sections = Vec::new();
+        for (name, content) in [(&b"time"[..], &[1_u8; 16][..]), (&b"gic"[..], &[])] {
+            let mut head = [0; HEAD];
+            head[..name.len()].copy_from_slice(name);
+            (head[28], head[32]) = (1, content.len() as u8);
+            sections.extend(head);
+            sections.extend(content);
+        }
+        let page = |byte: u8| vec![byte; PAGE_SIZE];
+        let pages = [(0x4_0000, page(1)), (0x4_0001, page(2)), (0x4_7fff, page(3)), (0x90a0, page(4))].into();
+        let alone = alone(&bundle, 1).unwrap();
+        let path = directory.join("two.snapshot");
+        let sink = Stream(BufWriter::new(File::create(&path).unwrap()));
+        stream(&SavedGuest { sections: sections.clone(), pages }, &alone, &record(&alone).unwrap(), sink).unwrap();
+        let pages = [(0x4_0000, page(1)), (0x4_0001, page(2)), (0x4_7fff, page(3)), (0x90a0, page(4))].into();
+        (path, SavedGuest { sections, pages }, alone)
+    }
+
+    #[test]
+    fn a_guest_is_read_as_it_was_written_with_its_bundle_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, saved, alone) = saved(directory.path());
+        let mut snapshot = Snapshot::open(&path).unwrap();
+        assert_eq!(snapshot.guest, Known { name: "two".to_owned(), memory: 128 << 20, cpus: 2 });
+        let bundle = directory.path().join("new.bundle");
+        assert_eq!(snapshot.write_bundle(&bundle).unwrap(), alone.len() as u64);
+        let written = std::fs::read(&bundle).unwrap();
+        let (header, _) = Header::read_from_prefix(&written).unwrap();
+        assert_eq!((header.flags.get(), header.guests.get()), (flags::COUNT | flags::INCOMING, 1));
+        assert_eq!(snapshot.rest().unwrap(), saved);
+        // The images are those of the guest.
+        let record = record(&written).unwrap();
+        let kernel = &written[record.kernel_offset.get() as usize..][..record.kernel_size.get() as usize];
+        assert_eq!(&kernel[0x38..0x3c], b"ARM\x64");
+        let initrd = &written[record.initrd_offset.get() as usize..][..record.initrd_size.get() as usize];
+        assert_eq!((&initrd[..6], initrd.len()), (&b"070701"[..], 0x567));
+    }
+
+    #[test]
+    fn a_file_that_is_cut_or_changed_anywhere_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, ..) = saved(directory.path());
+        let bytes = std::fs::read(&path).unwrap();
+        let read = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            Snapshot::open(&path).and_then(|mut snapshot| snapshot.rest())
+        };
+        assert!(read(&bytes).is_ok());
+        for at in (0..bytes.len()).step_by(97) {
+            assert!(read(&bytes[..at]).is_err(), "cut at {at}");
+            let mut changed = bytes.clone();
+            changed[at] ^= 0x10;
+            // A page that was changed and unpacks to the same page is the same.
+            assert!(read(&changed).is_err(), "changed at {at}");
+        }
+    }
+}
