@@ -100,8 +100,8 @@ pub enum Failure<'a> {
     Size { key: &'a str, value: &'a str },
     #[error("{key}= needs a number from 1 on, not {value:?}")]
     Number { key: &'a str, value: &'a str },
-    #[error("workers= needs a number, not {0:?}")]
-    Workers(&'a str),
+    #[error("{0} needs a number, not {1:?}")]
+    Tasks(&'static str, &'a str),
     #[error("wild= needs an address such as 0xb000000, not {0:?}")]
     Address(&'a str),
     #[error("by= needs the kind of the lock (ticket, swap or interrupt), not {0:?}")]
@@ -155,8 +155,8 @@ impl<'a> Program<'a> {
                 "stolen" => Self::Stolen { milliseconds: number(key, value)? },
                 "bm" => Self::Tasks(tasks::Settings {
                     milliseconds: number(key, value)?,
-                    faulters: named(arguments, "faulters")?,
-                    workers: workers(arguments)?,
+                    faulters: some_tasks(arguments, "faulters=")?,
+                    workers: some_tasks(arguments, "workers=")?,
                     size: array(arguments)?,
                     seed: seed(arguments)?,
                     wrong: wrong(arguments)?,
@@ -201,9 +201,9 @@ fn array(arguments: &str) -> Result<u64, Failure<'_>> {
     size(value).ok_or(Failure::Size { key: "size", value })
 }
 
-/// The number after `workers=`, which may be 0; 1 without it.
-fn workers(arguments: &str) -> Result<u64, Failure<'_>> {
-    word(arguments, "workers=").map_or(Ok(1), |value| value.parse().map_err(|_| Failure::Workers(value)))
+/// The number after this word, which may be 0; 1 without it.
+fn some_tasks<'a>(arguments: &'a str, key: &'static str) -> Result<u64, Failure<'a>> {
+    word(arguments, key).map_or(Ok(1), |value| value.parse().map_err(|_| Failure::Tasks(key, value)))
 }
 
 /// What `wrong=` names.

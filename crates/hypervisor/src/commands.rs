@@ -48,7 +48,18 @@ enum UnderWay {
     /// The next bytes of the answer to `save` or `read`.
     Content(Answer),
     /// What comes next of this guest.
-    Statistics { asked: Asked, guest: usize, next: Next, leaves: [u64; 4] },
+    Statistics { asked: Asked, guest: usize, next: Next, found: Found },
+}
+
+/// What was found in a guest for its statistics.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    /// Leaves by level.
+    leaves: [u64; 4],
+    /// Pages that were accessed.
+    accessed: u64,
+    /// [`Vm::working_set`]
+    working_set: Option<u64>,
 }
 
 /// A command for the RAM of guests, which was carried out in part.
@@ -81,6 +92,8 @@ enum Next {
     Collect(u64),
     /// Its leaves are counted, from this page on.
     Leaves(u64),
+    /// Its accesses are counted, from this page on.
+    Accesses(u64),
     /// The figure at this place is sent.
     Figure(usize),
 }
@@ -146,29 +159,62 @@ impl UnderWay {
             }
             Self::Sweep(sweeping) => sweeping.piece(guests),
             Self::Content(answer) => answer.piece(guests),
-            Self::Statistics { asked, guest, next, leaves } => {
+            Self::Statistics { asked, guest, next, mut found } => {
                 let Some(vm) = guests.0.get(guest) else {
                     done(asked);
                     return None;
                 };
-                let (next, leaves) = match next {
+                let next = match next {
                     Next::Collect(page) => {
                         // Most guests have no log, and a guest that is off cannot be swept.
                         let swept = vm.sweep(Sweep::Collect, page).ok();
-                        (swept.and_then(|swept| swept.next).map_or(Next::Leaves(0), Next::Collect), leaves)
+                        swept.and_then(|swept| swept.next).map_or(Next::Leaves(0), Next::Collect)
                     }
-                    Next::Leaves(page) => match vm.leaves(page) {
-                        Some((more, next)) => {
-                            let sum = core::array::from_fn(|level| leaves[level] + more[level]);
-                            (next.map_or(Next::Figure(0), Next::Leaves), sum)
+                    Next::Leaves(page) => {
+                        let next = match vm.leaves(page) {
+                            Some((more, next)) => {
+                                found.leaves = core::array::from_fn(|level| found.leaves[level] + more[level]);
+                                next
+                            }
+                            None => {
+                                found.leaves = [0; 4];
+                                None
+                            }
+                        };
+                        match next {
+                            Some(page) => Next::Leaves(page),
+                            None if vm.begin_accesses() => Next::Accesses(0),
+                            None => found.figures(vm),
                         }
-                        None => (Next::Figure(0), [0; 4]),
-                    },
-                    Next::Figure(place) => return figures(asked, (guest, leaves), place, guests),
+                    }
+                    Next::Accesses(page) => {
+                        let piece = vm.accesses(page);
+                        found.accessed += piece.map_or(0, |(more, _)| more);
+                        match piece {
+                            Some((_, Some(page))) => Next::Accesses(page),
+                            Some((_, None)) => {
+                                vm.end_accesses(Some(found.accessed));
+                                found.figures(vm)
+                            }
+                            None => {
+                                vm.end_accesses(None);
+                                found.figures(vm)
+                            }
+                        }
+                    }
+                    Next::Figure(place) => return figures(asked, (guest, found), place, guests),
                 };
-                Some(Self::Statistics { asked, guest, next, leaves })
+                Some(Self::Statistics { asked, guest, next, found })
             }
         }
+    }
+}
+
+impl Found {
+    /// All was counted: the figures are next.
+    fn figures(&mut self, vm: &Vm) -> Next {
+        self.working_set = vm.working_set();
+        Next::Figure(0)
     }
 }
 
@@ -207,7 +253,7 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
     let carried_out = match asked.command() {
         Command::Statistics => {
             let guest = asked.guest().map_or(0, usize::from);
-            return Some(UnderWay::Statistics { asked, guest, next: Next::FIRST, leaves: [0; 4] });
+            return Some(UnderWay::Statistics { asked, guest, next: Next::FIRST, found: Found::default() });
         }
         Command::DirtyStart => return Some(UnderWay::Sweep(Sweeping::begin(asked, Sweep::Start))),
         Command::Dirty => return Some(UnderWay::Sweep(Sweeping::begin(asked, Sweep::Collect))),
@@ -424,7 +470,7 @@ impl Sweeping {
 }
 
 /// Sends the next figures. `None`: these were the last ones, and the command is answered.
-fn figures(asked: Asked, (guest, leaves): (usize, [u64; 4]), place: usize, guests: All) -> Option<UnderWay> {
+fn figures(asked: Asked, (guest, found): (usize, Found), place: usize, guests: All) -> Option<UnderWay> {
     let vm = &guests.0[guest];
     let ((counter, still), (ran, stolen), of_guest) = (vm.counter(), vm.times(), vm.figures());
     let collected = vm.collected();
@@ -447,7 +493,10 @@ fn figures(asked: Asked, (guest, leaves): (usize, [u64; 4]), place: usize, guest
         figure("cpu", "ran", ran);
         figure("cpu", "stolen", stolen);
         for (level, name) in stats::LEAVES {
-            figure("leaves", name, leaves[level]);
+            figure("leaves", name, found.leaves[level]);
+        }
+        if let Some(pages) = found.working_set {
+            figure("pages", "working_set", pages);
         }
         stats::for_each_figure(&of_guest, &mut figure);
         // The last one: a log may start or stop between two pieces.
@@ -456,10 +505,10 @@ fn figures(asked: Asked, (guest, leaves): (usize, [u64; 4]), place: usize, guest
         }
     });
     if sent == FIGURES {
-        return Some(UnderWay::Statistics { asked, guest, next: Next::Figure(place + FIGURES), leaves });
+        return Some(UnderWay::Statistics { asked, guest, next: Next::Figure(place + FIGURES), found });
     }
     if asked.guest().is_none() && guest + 1 < guests.0.len() {
-        return Some(UnderWay::Statistics { asked, guest: guest + 1, next: Next::FIRST, leaves: [0; 4] });
+        return Some(UnderWay::Statistics { asked, guest: guest + 1, next: Next::FIRST, found: Found::default() });
     }
     let free = free_frames(guests);
     let _ = channel::with_session(|session, launcher| {

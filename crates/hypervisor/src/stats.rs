@@ -17,7 +17,7 @@ use crate::count::Impossible;
 use crate::platform::InstructionCounts;
 use crate::pmu::Counter;
 use crate::virtio::VirtioDevices;
-use crate::{control, cpus, heap};
+use crate::{control, cpus, heap, swap};
 
 /// One vCPU's counters.
 pub struct Stats {
@@ -274,8 +274,8 @@ pub struct Figures<'a> {
     pub engine: &'a InstructionCounts,
     /// Its virtio devices.
     pub virtio: &'a VirtioDevices,
-    /// Pages that its store was asked to write, and to read.
-    pub swap: Option<[u64; 2]>,
+    /// Those of its store, if it has one.
+    pub swap: Option<swap::figures::Figures>,
 }
 
 /// Calls `each` with group, name and value of the figures of one guest, which may run; always in this order. The
@@ -289,17 +289,13 @@ pub fn for_each_figure(guest: &Figures<'_>, mut each: impl FnMut(&str, &str, u64
     let sum = |of: &dyn Fn(&Stats) -> u64| vcpus.clone().map(of).sum::<u64>();
     for_each_class(|name, of| each("exits", name, of.map(|class| sum(&|stats| get(&stats.exits[class]))).sum()));
     guest.virtio.for_each_count(&mut each);
-    for_each_transfer(guest.swap, &mut each);
+    if let Some(swap) = &guest.swap {
+        swap.for_each(&mut each);
+    }
     let total = sum(&Stats::all_instructions);
     if total != 0 {
         each("el2_instructions", "total", total);
     }
-}
-
-/// The counts of a store, if there is one.
-fn for_each_transfer(counts: Option<[u64; 2]>, mut each: impl FnMut(&str, &str, u64)) {
-    let names = ["pages_written", "pages_read"].into_iter();
-    names.zip(counts.into_iter().flatten()).for_each(|(name, count)| each("swap", name, count));
 }
 
 /// Writes the figures of all guests together to the control channel.
@@ -325,8 +321,10 @@ pub fn report(guests: &[Figures<'_>]) {
     }
     stat("heap", "grown", heap::grown());
     VirtioDevices::for_each_sum(guests.iter().map(|guest| guest.virtio), stat);
-    let add = |[written, read]: [u64; 2], [more, others]: [u64; 2]| [written + more, read + others];
-    for_each_transfer(guests.iter().filter_map(|guest| guest.swap).reduce(add), stat);
+    // What is so now is so of each guest alone.
+    if let Some(all) = guests.iter().filter_map(|guest| guest.swap).reduce(|all, one| all.and(&one)) {
+        all.for_each_count(stat);
+    }
     for_each_class(|name, of| stat("exits", name, of.map(|class| sum(&|s| get(&s.exits[class]))).sum()));
     let total = sum(&Stats::all_instructions);
     if total != 0 {

@@ -541,7 +541,7 @@ impl Vm {
             memory: self.memory.counts(),
             engine: self.memory.stage2().platform().counts(),
             virtio: &self.devices.virtio,
-            swap: self.swap().map(Swap::transfers),
+            swap: self.swap.as_ref().map(|swap| swap.figures(&self.memory)),
         }
     }
 

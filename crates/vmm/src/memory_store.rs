@@ -67,6 +67,11 @@ impl<P: Platform> MemoryStore<P> {
         self.state.lock(&self.platform).transfers.front().map(|(end, _)| *end)
     }
 
+    /// How many places hold a page, or are about to.
+    pub fn taken(&self) -> u64 {
+        self.state.lock(&self.platform).places.taken()
+    }
+
     /// Ends the transfer that is next, if its time has come: copies its page, and completes it. Returns whether there was
     /// one.
     pub fn end_next(&self, memory: &dyn Completions) -> bool {

@@ -15,6 +15,8 @@ pub struct Places {
     used: Vec<u64>,
     /// No word before this one has a free place.
     first: usize,
+    /// How many have owners.
+    taken: u64,
 }
 
 /// Places in a word.
@@ -29,7 +31,7 @@ impl Places {
         if let Some(last) = used.last_mut().filter(|_| !count.is_multiple_of(WORD)) {
             *last = u64::MAX << (count % WORD);
         }
-        Self { used, first: 0 }
+        Self { used, first: 0, taken: 0 }
     }
 
     /// The free place with the lowest number; `None` if all have owners.
@@ -38,7 +40,14 @@ impl Places {
         let word = self.used.get_mut(self.first)?;
         let bit = word.trailing_ones();
         *word |= 1 << bit;
+        self.taken += 1;
         Some(Place::new(self.first as u64 * WORD + u64::from(bit)))
+    }
+
+    /// How many have owners.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// The place has no owner any more.
@@ -47,6 +56,7 @@ impl Places {
         let Some(word) = self.used.get_mut(index) else { return };
         debug_assert!(*word >> bit & 1 == 1, "{place:?} is discarded twice");
         *word &= !(1 << bit);
+        self.taken -= 1;
         self.first = self.first.min(index);
     }
 }
@@ -60,9 +70,11 @@ mod tests {
         let mut places = Places::new(70);
         let all: Vec<_> = core::iter::from_fn(|| places.take()).map(Place::raw).collect();
         assert_eq!(all, (0..70).collect::<Vec<_>>());
+        assert_eq!(places.taken(), 70);
         for place in [69, 3, 64] {
             places.give(Place::new(place));
         }
+        assert_eq!(places.taken(), 67);
         let again: Vec<_> = core::iter::from_fn(|| places.take()).map(Place::raw).collect();
         assert_eq!(again, [3, 64, 69]);
         assert_eq!(Places::new(0).take(), None);

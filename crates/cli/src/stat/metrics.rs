@@ -12,7 +12,7 @@ use twofold_launch::sample::Sample;
 /// It does not count anything.
 const FREQUENCY: &str = "counter.frequency";
 /// The groups of what is now, and does not count.
-const OF_NOW: [&str; 2] = ["leaves", "balloon"];
+const OF_NOW: [&str; 3] = ["leaves", "balloon", "pages"];
 
 /// The text.
 pub fn text(sample: &Sample) -> String {
@@ -73,7 +73,11 @@ mod tests {
 
     #[test]
     fn lines_of_a_metric_follow_each_other() {
-        let text = text(&samples()[0]);
+        let mut sample = samples()[0].clone();
+        sample.guests[0]
+            .figures
+            .extend([("swap.pages_read", 40), ("pages.resident", 3584)].map(|(key, value)| (key.to_owned(), value)));
+        let text = text(&sample);
         let exits: Vec<_> = text.lines().filter(|line| line.contains("twofold_exits")).collect();
         assert_eq!(exits[0], "# TYPE twofold_exits counter");
         assert_eq!(exits[2], "twofold_exits_total{guest=\"web\",kind=\"data_abort\"} 600");
@@ -82,6 +86,9 @@ mod tests {
         for line in [
             "# TYPE twofold_leaves gauge",
             "twofold_leaves{guest=\"web\",kind=\"pages_4k\"} 1234",
+            "# TYPE twofold_pages gauge",
+            "twofold_pages{guest=\"web\",kind=\"resident\"} 3584",
+            "twofold_swap_total{guest=\"web\",kind=\"pages_read\"} 40",
             "# TYPE twofold_dirty counter",
             "twofold_dirty_total{guest=\"web\",kind=\"pages\"} 300",
             "twofold_disk_total{guest=\"web\",kind=\"requests\"} 150",

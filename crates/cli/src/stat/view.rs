@@ -2,7 +2,7 @@
 //! The screen of `twofold stat`: a row for each guest, and all figures of the one that is chosen.
 //!
 //! Invariant: a column that does not fit is left out, from the right; the chosen guest's figures have them all. What is not
-//! known is `-`, not 0.
+//! known is `-`, not 0. The columns of a store for pages are there only if a guest has one.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -16,12 +16,22 @@ use super::rates::{GuestRates, Rates};
 /// first one is as wide as the longest name, up to its width.
 struct Column(&'static str, u16, fn(&GuestRates) -> String);
 
-const COLUMNS: [Column; 19] = [
+const FIRST: [Column; 5] = [
     Column("GUEST", 15, |guest| guest.sample.name.clone()),
     Column("STATE", 8, |guest| guest.sample.state.clone()),
     Column("CPU %", 6, |guest| share(guest.share("cpu.ran"))),
     Column("STOLEN", 6, |guest| share(guest.share("cpu.stolen"))),
     Column("MEMORY", 6, |guest| twofold_launch::guest::size(guest.sample.memory)),
+];
+/// Those of guests whose pages leave to a store.
+const STORE: [Column; 5] = [
+    Column("RESIDENT", 8, |guest| pages(guest, "pages.resident")),
+    Column("WSS", 6, |guest| pages(guest, "pages.working_set")),
+    Column("OUT/s", 7, |guest| short(guest.sum(&["swap.pages_out"]))),
+    Column("IN/s", 7, |guest| short(guest.sum(&["swap.pages_read"]))),
+    Column("WAIT", 6, |guest| share(guest.share("swap.waited"))),
+];
+const OTHERS: [Column; 14] = [
     Column("4K", 6, |guest| figure(guest, "leaves.pages_4k")),
     Column("2M", 5, |guest| figure(guest, "leaves.blocks_2m")),
     Column("1G", 3, |guest| figure(guest, "leaves.blocks_1g")),
@@ -51,15 +61,17 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, chosen: usize) {
 
     // A space between two.
     let longest = rates.guests.iter().map(|guest| guest.sample.name.len()).max().unwrap_or(0);
-    let [Column(name, most, _), ..] = COLUMNS;
+    let has_store = rates.guests.iter().any(|guest| guest.sample.figures.contains_key("pages.limit"));
+    let all = FIRST.iter().chain(STORE.iter().filter(|_| has_store)).chain(&OTHERS);
+    let [Column(name, most, _), ..] = FIRST;
     let first = longest.clamp(name.len(), usize::from(most)) as u16;
-    let widths = core::iter::once(first).chain(COLUMNS.iter().skip(1).map(|column| column.1));
+    let widths = core::iter::once(first).chain(all.clone().skip(1).map(|column| column.1));
     let mut used = 0;
     let fits = |(_, width): &(&Column, u16)| {
         used += width + 1;
         used <= table.width + 1
     };
-    let (columns, widths): (Vec<_>, Vec<_>) = COLUMNS.iter().zip(widths).take_while(fits).unzip();
+    let (columns, widths): (Vec<_>, Vec<_>) = all.zip(widths).take_while(fits).unzip();
     let cell = |number: usize, Column(_, width, _): &Column, text: String| match number {
         0 | 1 => text,
         _ => format!("{text:>width$}", width = usize::from(*width)),
@@ -97,6 +109,11 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, chosen: usize) {
 
 fn figure(guest: &GuestRates, key: &str) -> String {
     short(guest.sample.figures.get(key).map(|value| *value as f64))
+}
+
+/// The bytes of so many pages.
+fn pages(guest: &GuestRates, key: &str) -> String {
+    guest.sample.figures.get(key).map_or_else(|| "-".to_owned(), |pages| bytes(pages * 4096))
 }
 
 /// A size by powers of 1024.
@@ -172,6 +189,33 @@ mod tests {
         ];
         assert_eq!(lines[1..4], expected, "{lines:#?}");
         assert!(lines[5].starts_with("┌ db "), "{lines:#?}");
+    }
+
+    #[test]
+    fn a_guest_with_a_store_has_columns_for_it() {
+        let mut samples = samples();
+        for (sample, [out, waited]) in samples.iter_mut().zip([[10, 0], [310, 750_000]]) {
+            let figures = [
+                ("pages.limit", 4096),
+                ("pages.resident", 3584),
+                ("pages.working_set", 20_000),
+                ("swap.pages_out", out),
+                ("swap.pages_read", 7),
+                ("swap.waited", waited),
+            ];
+            sample.guests[0].figures.extend(figures.map(|(key, value)| (key.to_owned(), value)));
+        }
+        let [before, now] = samples;
+        let mut terminal = Terminal::new(TestBackend::new(80, 8)).unwrap();
+        terminal.draw(|frame| draw(frame, &Rates::between(Some(&before), now), 0)).unwrap();
+        let text = terminal.backend().to_string();
+        for line in [
+            "GUEST STATE     CPU % STOLEN MEMORY RESIDENT    WSS   OUT/s    IN/s   WAIT",
+            "web   running     0.2      -   512M      14M    78M     200       0   50.0",
+            "db    stopped     0.0      -   512M        -      -       -       -      -",
+        ] {
+            assert!(text.contains(line), "{line}:\n{text}");
+        }
     }
 
     #[test]

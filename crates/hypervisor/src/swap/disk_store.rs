@@ -125,6 +125,11 @@ impl DiskStore {
         true
     }
 
+    /// How many places hold a page, or are about to.
+    pub(super) fn taken(&self) -> u64 {
+        self.state.lock().places.taken()
+    }
+
     /// Writes that have failed in a row.
     pub(super) fn failed_writes(&self) -> u32 {
         self.failed_writes.load(Ordering::Relaxed)

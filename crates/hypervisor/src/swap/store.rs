@@ -49,6 +49,14 @@ impl Store {
         [&self.counts.written, &self.counts.read].map(|count| count.load(Ordering::Relaxed))
     }
 
+    /// Places that hold a page, or are about to.
+    pub(super) fn taken(&self) -> u64 {
+        match &self.kind {
+            Kind::Memory(store) => store.taken(),
+            Kind::Disk(store) => store.taken(),
+        }
+    }
+
     /// When the next transfer ends; `None` if none is on its way, or a disk's interrupt says so.
     pub(super) fn next_end(&self) -> Option<u64> {
         match &self.kind {

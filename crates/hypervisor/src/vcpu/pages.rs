@@ -22,6 +22,7 @@ use crate::schedule;
 use crate::schedule::cpu::ThisCpu;
 use crate::schedule::deadlines::Due;
 use crate::swap::Swap;
+use crate::swap::figures::Waits;
 use crate::vm::{VcpuSlot, Vm};
 
 /// The absent pages of one vCPU.
@@ -41,14 +42,17 @@ impl Pages {
     pub(super) fn fault(&mut self, around: &mut Around<'_>, fault: &GuestFault, pc: u64) -> Next {
         let arrivals = around.swap.arrivals(around.index);
         let context = around.context(pc);
+        let waits = around.swap.waits(around.index);
         let next = self.faults.fault(arrivals, around, &AbsentPage::of(fault), &context);
-        self.noted(next)
+        waits.announced(self.faults.announced());
+        self.noted(next, waits)
     }
 
     /// V1.
     pub(super) fn before_entry(&mut self, around: &mut Around) -> Next {
+        let waits = around.swap.waits(around.index);
         let next = self.faults.before_entry(around.swap.arrivals(around.index), around);
-        self.noted(next)
+        self.noted(next, waits)
     }
 
     /// Answers a call of the guest's; `None` if it is not one of these.
@@ -75,11 +79,16 @@ impl Pages {
     /// The vCPU is switched off, or its guest begins anew.
     pub(super) fn off(&mut self, around: &mut Around) {
         self.faults.off(around.swap.arrivals(around.index), around);
+        around.swap.waits(around.index).end();
     }
 
-    fn noted(&mut self, next: Next) -> Next {
-        if let Next::Wait(wait) = next {
-            self.wait = wait;
+    fn noted(&mut self, next: Next, waits: &Waits) -> Next {
+        match next {
+            Next::Wait(wait) => {
+                self.wait = wait;
+                waits.begin();
+            }
+            Next::Enter | Next::Stop { .. } => waits.end(),
         }
         next
     }

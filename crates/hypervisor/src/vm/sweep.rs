@@ -74,6 +74,8 @@ impl Unswept {
 
 /// Pages of a piece that looks at each page: two huge pages, whose pages may all be written or split.
 const PIECE: u64 = 2 * 512;
+/// Pages of a piece that changes each leaf: a table, whose leaves may all have been accessed.
+const ACCESSES_PIECE: u64 = 512;
 /// Pages of a piece that looks at tables.
 const TABLES_PIECE: u64 = 128 * 512;
 
@@ -137,6 +139,42 @@ impl Vm {
         let at = |page: u64| Ipa::new(virt::RAM_BASE + page * 4096);
         let leaves = self.memory.stage2().count_leaves(at(pages.start)..at(pages.end)).ok()?;
         Some((leaves, next))
+    }
+
+    /// Begins to count the pages of RAM that were accessed. Returns whether [`accesses`](Self::accesses) is to follow, and then
+    /// [`end_accesses`](Self::end_accesses).
+    ///
+    /// A guest without a store has no working set that is of interest. Where hardware keeps no access flags, each page would
+    /// fault.
+    pub(crate) fn begin_accesses(&self) -> bool {
+        let has_flags = self.memory.stage2().features().hardware_access_flag;
+        self.swap().is_some_and(|swap| has_flags && swap.counts().begin_window())
+    }
+
+    /// Counts those of a piece of RAM from this page on, and begins anew for them. Returns the page to continue from, too.
+    /// `None`: the guest is not in a state for it.
+    pub(crate) fn accesses(&self, page: u64) -> Option<(u64, Option<u64>)> {
+        let _piece = self.sweeps.0.lock();
+        let log = self.ram_log().ok()?;
+        let (pages, next) = piece(page, ACCESSES_PIECE, log.pages());
+        let at = |page: u64| Ipa::new(virt::RAM_BASE + page * 4096);
+        let accessed = self.memory.count_accessed(at(pages.start)..at(pages.end)).ok()?;
+        if next.is_none() {
+            self.memory.stage2().invalidate_all();
+        }
+        Some((accessed, next))
+    }
+
+    /// All were counted; `None`: the guest was not in a state for it.
+    pub(crate) fn end_accesses(&self, accessed: Option<u64>) {
+        if let Some(swap) = self.swap() {
+            swap.counts().end_window(accessed, self.memory.accessed_and_left());
+        }
+    }
+
+    /// The pages that the guest has accessed from one statistics command to the next, if they were counted.
+    pub(crate) fn working_set(&self) -> Option<u64> {
+        self.swap()?.counts().working_set()
     }
 
     /// P2. The log of RAM, if the guest runs or is stopped.

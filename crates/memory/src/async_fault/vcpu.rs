@@ -124,6 +124,11 @@ impl<M: AreaMemory> VcpuFaults<M> {
         }
     }
 
+    /// Pages that were announced so far.
+    pub fn announced(&self) -> u64 {
+        self.sequence
+    }
+
     /// Answers a fault on an absent page (F1 to F7).
     pub fn fault(
         &mut self,

@@ -3,7 +3,7 @@
 
 use core::cell::Cell;
 
-use twofold_stage2::{Broken, Ipa, Lent, Lock, Platform, Run};
+use twofold_stage2::{Broken, Descriptor, Ipa, Lent, Lock, Platform, Run};
 
 use super::arrive::kept_at;
 use super::single::{Kept, Page, Present};
@@ -152,7 +152,12 @@ impl<P: Platform> GuestMemory<P> {
     fn leave(&self, swap: &Swap, leaving: &Leaving<'_>, lent: Lent) -> Result<WrittenOut, WriteOutError> {
         let &Leaving { page, slot, kept, .. } = leaving;
         let (run, was_tracked) = match self.take_away(slot, page, lent) {
-            Ok(taken) => taken,
+            Ok((run, leaf)) => {
+                if leaf.is_some_and(Descriptor::is_accessed) {
+                    swap.accessed_and_left.add();
+                }
+                (run, leaf.is_some_and(Descriptor::is_hardware_tracked))
+            }
             Err((error, lent)) => {
                 self.stay(swap, leaving, lent, kept);
                 return Err(error.into());
@@ -177,14 +182,14 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
-    /// L2: no CPU can reach the page any more. Returns its frame, and whether hardware had recorded writes to it; they
-    /// are in the running log.
+    /// L2: no CPU can reach the page any more. Returns its frame, and the leaf that mapped it last, if any. Writes that
+    /// hardware had recorded there are in the running log.
     pub(super) fn take_away(
         &self,
         slot: &Memslot,
         page: Ipa,
         mut lent: Lent,
-    ) -> Result<(Run, bool), (twofold_stage2::Error, Lent)> {
+    ) -> Result<(Run, Option<Descriptor>), (twofold_stage2::Error, Lent)> {
         let (log, tables) = (slot.tracking.log(), &mut self.tables());
         let own = log.map(|log| log.hold(self.stage2.platform()));
         let mark = |leaf: &Broken| {
@@ -206,7 +211,7 @@ impl<P: Platform> GuestMemory<P> {
                         // The slot's first log may have started meanwhile, and this call holds no lock of it.
                         self.note_writes(slot, page..page + FRAME);
                     }
-                    return Ok((run, leaf.is_some_and(|leaf| leaf.descriptor.is_hardware_tracked())));
+                    return Ok((run, leaf.map(|leaf| leaf.descriptor)));
                 }
                 Err((error @ twofold_stage2::Error::NoTablePage { .. }, back)) => {
                     // A block is to be split, and no table page is left. It goes as a whole: that needs none. If another

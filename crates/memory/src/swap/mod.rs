@@ -158,6 +158,7 @@
 //! tests of the engine's locks and withdrawals cover what is weakly ordered; the orders of whole steps are driven by
 //! hand (`tests/swap`).
 
+mod accessed;
 mod ages;
 mod area;
 mod arrive;

@@ -34,6 +34,8 @@ pub(crate) struct Swap {
     /// Pages on their way out, and on their way in. Figures that order nothing.
     pub(super) leaving: Count,
     pub(super) arriving: Count,
+    /// Pages that have left and had the access flag.
+    pub(super) accessed_and_left: Count,
 }
 
 /// Spare states of huge pages.
@@ -66,8 +68,8 @@ impl Swap {
         while spare.len() < SPARE {
             spare.push(Singles::new()?);
         }
-        let (leaving, arriving) = Default::default();
-        Some(Self { store, notify, options, waiting, spare: Lock::new(spare), leaving, arriving })
+        let (leaving, arriving, accessed_and_left) = Default::default();
+        Some(Self { store, notify, options, waiting, spare: Lock::new(spare), leaving, arriving, accessed_and_left })
     }
 
     /// Discards a place. No lock is held.

@@ -9,6 +9,7 @@
 #[path = "../machine/mod.rs"]
 mod machine;
 
+mod accessed;
 mod ahead;
 mod copies;
 mod generations;

@@ -6,6 +6,7 @@
 //! | [`pages`] | bare-metal guests in each mode, virtio devices and the balloon, Linux without the module |
 //! | [`linux`] | a Linux that knows asynchronous page faults, by its module |
 //! | [`redis`] | Debian with Redis, whose data have to be those of a run without a store |
+//! | [`statistics`] | what `twofold stat` learns |
 //! | [`swap_device`] | stores on a disk that fails or stands still |
 //! | [`wrong`] | guests that break the rules of asynchronous page faults |
 //!
@@ -14,6 +15,7 @@
 mod linux;
 mod pages;
 mod redis;
+mod statistics;
 mod swap_device;
 mod wrong;
 
@@ -65,6 +67,7 @@ const TESTS: &[Test] = &[
     ("linux::parked_tasks_are_killed", Depth::Full, linux::killed),
     ("linux::reboots_with_pages_in_the_store", Depth::Full, |machines| linux::reboots(machines, Mode::Off)),
     ("linux::reboots_with_the_module", Depth::Full, |machines| linux::reboots(machines, Mode::Pv)),
+    ("statistics::of_guests", Depth::Quick, statistics::of_guests),
     ("wrong::calls", Depth::Full, |machines| wrong::calls(machines, 1)),
     ("wrong::calls_on_3_vcpus", Depth::Quick, |machines| wrong::calls(machines, 3)),
     ("wrong::no_acknowledgements", Depth::Full, |machines| wrong::deaf(machines, 1)),
