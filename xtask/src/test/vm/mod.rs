@@ -119,7 +119,7 @@ const TESTS: &[Test] = &[
     ("a_stopped_guest_has_wall_time", Depth::Quick, commands::wall_time),
     ("saved::a_watcher_moves", Depth::Quick, |machines| saved::watcher(machines, 3, 2)),
     ("saved::a_watcher_moves_20_times", Depth::Full, |machines| saved::watcher(machines, 3, 20)),
-    ("saved::a_guest_without_a_clock_moves_20_times", Depth::Full, |machines| saved::without_a_clock(machines, 20)),
+    ("saved::a_guest_without_a_clock_moves_100_times", Depth::Full, |machines| saved::without_a_clock(machines, 100)),
     ("saved::linux_with_2_vcpus_moves", Depth::Full, |machines| saved::linux(machines, 2, 5)),
     ("saved::two_restores_end_alike", Depth::Full, saved::twice_the_same),
     ("saved::what_is_no_state_is_refused", Depth::Quick, saved::refusals),

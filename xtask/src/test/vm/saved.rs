@@ -27,7 +27,7 @@ pub fn watcher(machines: &Machines, cpus: u32, moves: u64) -> anyhow::Result<()>
 
 /// A guest without a clock, whose vCPUs interrupt each other: it ends as the one that was not moved.
 pub fn without_a_clock(machines: &Machines, moves: u64) -> anyhow::Result<()> {
-    let guest = machines.bare("guest", 4, "lock=400000 by=interrupt");
+    let guest = machines.bare("guest", 4, "lock=6000000 by=interrupt");
     moved(machines, &guest, ("", 400), moves, Clock::Real).and_then(|outcome| passed(&outcome, "guest check: ok"))
 }
 
