@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use embedded_io::ErrorKind;
@@ -109,7 +109,16 @@ fn write_stopped(session: &Session, guest: u16, alone: &[u8], path: &Path) -> Re
     let saved = SavedGuest::save(session, guest, record.memory.get(), record.firmware_size.get() > 0)?;
     let partial = path.with_added_extension("partial");
     let unusable = |why| SnapshotError::File { path: partial.clone(), why };
-    let file = File::create(&partial).map_err(unusable)?;
+    // It has all of the guest's memory, keys included.
+    let created = || File::options().write(true).create_new(true).mode(0o600).open(&partial);
+    let file = match created() {
+        // Of a run that was killed.
+        Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {
+            std::fs::remove_file(&partial).and_then(|()| created())
+        }
+        file => file,
+    };
+    let file = file.map_err(unusable)?;
     let written = stream(&saved, alone, &record, Stream(BufWriter::new(file)))
         .map_err(|why| SnapshotError::Write { path: path.to_owned(), why })
         .and_then(|bytes| std::fs::rename(&partial, path).map(|()| bytes).map_err(unusable));

@@ -4,6 +4,7 @@
 //! Invariant: the test waits for what a process says or for its end, never for a time.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -105,6 +106,8 @@ pub fn snapshot(machines: &Machines) -> anyhow::Result<()> {
     ensure!(is_done && said.starts_with("web: ") && said.contains(" MiB in "), "{said}");
     ensure!(twofold.states()? == "web=running", "{}", twofold.states()?);
     ensure!(!runs.path().join("web.snapshot.partial").exists(), "a part of a snapshot is left");
+    let mode = std::fs::metadata(&file)?.permissions().mode() & 0o777;
+    ensure!(mode == 0o600, "others may read the guest's memory: {mode:o}");
     ensure!(twofold.said(["attach", "web", "--command", "quit"])?.1 == "quit: done\n");
     lines.try_for_each(|line| line.map(drop))?;
     ensure!(run.0.wait()?.success(), "the guest that was saved did not end well");
