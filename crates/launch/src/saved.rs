@@ -36,6 +36,9 @@ pub enum SavedError {
         /// Why not.
         refusal: Refusal,
     },
+    /// A command names a page by 24 bits.
+    #[error("the guest has {} GiB of memory, and one with more than 63 GiB cannot be saved yet", *.0 >> 30)]
+    TooLarge(u64),
     /// The sections are cut.
     #[error("the sections of the guest are cut at byte {0}")]
     Cut(usize),
@@ -48,6 +51,9 @@ impl SavedGuest {
     ///
     /// [`SavedError`]. The guest is as it was.
     pub fn save(session: &Session, guest: u16, memory: u64, has_firmware: bool) -> Result<Self, SavedError> {
+        if memory > MEMORY_MAX {
+            return Err(SavedError::TooLarge(memory));
+        }
         Self::save_pages(session, guest, pages_of(memory, has_firmware))
     }
 
@@ -92,6 +98,9 @@ impl SavedGuest {
         })
     }
 }
+
+/// The most bytes of RAM of a guest that is saved: each page has a number of 24 bits.
+const MEMORY_MAX: u64 = (1 << 24) * PAGE_SIZE as u64 - virt::RAM_BASE;
 
 /// The pages that a guest with this memory may have: flash, stolen time and RAM.
 fn pages_of(memory: u64, has_firmware: bool) -> impl Iterator<Item = u32> {
@@ -181,6 +190,8 @@ mod tests {
         let pages: Vec<_> = pages_of(64 << 20, false).collect();
         assert_eq!(pages.len(), 16 + 16384);
         assert_eq!((pages[0], pages[16], pages.last()), (0x90a0, 0x4_0000, Some(&0x4_3fff)));
+        assert_eq!((MEMORY_MAX >> 30, pages_of(MEMORY_MAX, false).last()), (63, Some(0xff_ffff)));
+        assert!(SavedError::TooLarge(64 << 30).to_string().contains("64 GiB"));
         assert_eq!(pages_of(64 << 20, true).take(2).collect::<Vec<_>>(), [0, 1]);
     }
 }
