@@ -205,7 +205,7 @@ impl Swap {
         if let (Kind::Memory(store), config::Store::Memory { delay }) = (self.store.kind(), settings.store) {
             // An interrupt that is pending stays so until the guests run.
             while over > 0 {
-                let relief = self.hand.lock().make_room(memory, over)?;
+                let relief = self.store.while_pages_leave(|| self.hand.lock().make_room(memory, over))?;
                 self.counts.left(relief.freed + relief.started);
                 over = over.saturating_sub(relief.freed + relief.started);
                 if !relief.is_interrupted {
@@ -277,7 +277,7 @@ impl Swap {
         if wanted == 0 || self.store.failed_writes() >= PATIENCE && !self.begins_anew(memory) {
             return Progress::Finished;
         }
-        let relief = self.hand.lock().make_room(memory, wanted.min(PIECE));
+        let relief = self.store.while_pages_leave(|| self.hand.lock().make_room(memory, wanted.min(PIECE)));
         self.counts.left(relief.map_or(0, |relief| relief.freed + relief.started));
         match relief {
             // All pages are on their way, or pinned: their completions wake the task.

@@ -123,6 +123,15 @@ pub fn set_timer(at: u64) {
     }
 }
 
+/// What the virtual timer was set to last.
+#[inline(always)]
+pub fn timer() -> u64 {
+    let at: u64;
+    // SAFETY: reading the register changes nothing.
+    unsafe { asm!("mrs {}, cntv_cval_el0", out(reg) at, options(nomem, nostack, preserves_flags)) };
+    at
+}
+
 /// Whether an IRQ is pending for this vCPU (ISR_EL1.I).
 #[inline(always)]
 pub fn is_pending() -> bool {

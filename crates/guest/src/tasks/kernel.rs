@@ -24,6 +24,9 @@ use crate::{psci, vcpus};
 /// The PPI of announcements.
 pub const ANNOUNCEMENT: IntId = IntId::ppi(INTID - 16);
 
+/// An interrupt that is no later than this is prompt, in nanoseconds. Where each instruction takes one, that is their number.
+pub const PROMPT: u64 = 2000;
+
 /// What a kernel counted.
 #[derive(Clone, Copy)]
 pub struct Counts {
@@ -33,6 +36,19 @@ pub struct Counts {
     pub declined: u64,
     /// Tasks that woke.
     pub woken: u64,
+    /// Interrupts of the timer.
+    pub timer: Timer,
+}
+
+/// How late the timer's interrupts reached the handler.
+#[derive(Clone, Copy)]
+pub struct Timer {
+    /// All of them.
+    pub interrupts: u64,
+    /// Those that came in [`PROMPT`].
+    pub prompt: u64,
+    /// The longest delay, in ticks.
+    pub latest: u64,
 }
 
 /// What a vCPU's kernel has.
@@ -56,7 +72,7 @@ static CPUS: [Slot; VCPUS] = [const {
     Slot(UnsafeCell::new(Cpu {
         scheduler: Scheduler::new(),
         handled: 0,
-        counts: Counts { parked: 0, declined: 0, woken: 0 },
+        counts: Counts { parked: 0, declined: 0, woken: 0, timer: Timer { interrupts: 0, prompt: 0, latest: 0 } },
         refused: SUCCESS,
         not_refused: None,
     }))
@@ -170,7 +186,10 @@ pub extern "C" fn interrupted(frame: &switch::Frame) -> u64 {
     // G1.
     let interrupt = GicCpuInterface::get_and_acknowledge_interrupt(InterruptGroup::Group1);
     match interrupt {
-        Some(TIMER) => interrupts::stop_timer(),
+        Some(TIMER) => {
+            cpu.counts.timer.came();
+            interrupts::stop_timer();
+        }
         Some(ANNOUNCEMENT) => cpu.announcement(area_of(vcpu), frame),
         _ => {}
     }
@@ -183,6 +202,16 @@ pub extern "C" fn interrupted(frame: &switch::Frame) -> u64 {
         None => interrupts::stop_timer(),
     }
     cpu.scheduler.tasks[cpu.scheduler.current].stack
+}
+
+impl Timer {
+    /// The timer's interrupt is here. The timer is still set as it was.
+    fn came(&mut self) {
+        let late = vcpus::counter().wrapping_sub(interrupts::timer());
+        self.interrupts += 1;
+        self.prompt += u64::from(late <= ticks(PROMPT));
+        self.latest = self.latest.max(late);
+    }
 }
 
 impl Cpu {
@@ -270,6 +299,11 @@ fn slice() -> u64 {
         }
         ticks => ticks,
     }
+}
+
+/// These nanoseconds, in ticks.
+fn ticks(nanoseconds: u64) -> u64 {
+    vcpus::frequency() * nanoseconds / 1_000_000_000
 }
 
 fn this_vcpu() -> usize {

@@ -211,8 +211,11 @@ fn report(vcpu: usize, faulters: u64, workers: u64) {
         range.map(|task| COUNTS[vcpu * MOST + 1 + task as usize].0.load(Ordering::Relaxed)).sum()
     };
     let (pages, work) = (sum(0..faulters), sum(faulters..faulters + workers));
-    let kernel::Counts { parked, declined, woken } = kernel::counts(vcpu);
+    let kernel::Counts { parked, declined, woken, timer } = kernel::counts(vcpu);
     println!("bm: vCPU {vcpu} pages {pages} work {work} parked {parked} declined {declined} woken {woken}");
+    let kernel::Timer { interrupts, prompt, latest } = timer;
+    let latest = latest * 1_000_000_000 / vcpus::frequency();
+    println!("timer: vCPU {vcpu} interrupts {interrupts} in {} ns {prompt} latest {latest}", kernel::PROMPT);
 }
 
 /// Goes over the array.

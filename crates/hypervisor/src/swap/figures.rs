@@ -49,7 +49,8 @@ pub struct Figures {
 }
 
 /// Those that count up.
-const COUNTS: [&str; 6] = ["pages_out", "pages_written", "pages_read", "waits", "waited", "announced"];
+const COUNTS: [&str; 7] =
+    ["pages_out", "pages_written", "pages_read", "written_by_faults", "waits", "waited", "announced"];
 /// Those that are so now.
 const NOW: [&str; 4] = ["resident", "limit", "stored", "awaited"];
 /// A window is at least this part of a second.
@@ -75,13 +76,13 @@ impl Counts {
         &self,
         memory: &GuestMemory<EnginePlatform>,
         stored: u64,
-        [written, read]: [u64; 2],
+        [written, read, by_faults]: [u64; 3],
     ) -> Figures {
         let sum = |of: &dyn Fn(&Waits) -> u64| self.waits.iter().map(of).sum::<u64>();
         let (time, usage) = (timer::machine_time(), memory.frame_use());
         let (waits, announced) = (sum(&|one| get(&one.count)), sum(&|one| get(&one.announced)));
         Figures {
-            counts: [get(&self.out), written, read, waits, sum(&|one| one.ticks(time)), announced],
+            counts: [get(&self.out), written, read, by_faults, waits, sum(&|one| one.ticks(time)), announced],
             now: [usage.data, usage.limit, stored, usage.waiting],
         }
     }

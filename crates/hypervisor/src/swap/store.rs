@@ -2,7 +2,7 @@
 //! The stores that a guest can have, behind one name, and how many pages go to them and come back.
 
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, WriteRequest};
 use twofold_stage2::Ipa;
@@ -10,11 +10,14 @@ use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_vmm::memory_store::MemoryStore;
 
 use super::disk_store::DiskStore;
+use crate::cpus;
 
 /// A guest's store.
 pub struct Store {
     kind: Kind,
     counts: Counts,
+    /// The CPU on which pages leave now ([`Store::while_pages_leave`]), or [`NOWHERE`].
+    leaving_on: AtomicUsize,
 }
 
 /// Pages that the store was asked to write, and to read. A page that leaves without a write, because it is zero or its copy is
@@ -23,7 +26,11 @@ pub struct Store {
 struct Counts {
     written: AtomicU64,
     read: AtomicU64,
+    /// Those of `written` that the CPU was asked to write while it did something else, such as to handle a fault. Always 0.
+    written_by_faults: AtomicU64,
 }
+
+const NOWHERE: usize = usize::MAX;
 
 /// The kinds of stores.
 pub enum Kind {
@@ -36,7 +43,7 @@ pub enum Kind {
 impl Store {
     /// An empty store.
     pub(super) fn new(kind: Kind) -> Self {
-        Self { kind, counts: Counts::default() }
+        Self { kind, counts: Counts::default(), leaving_on: AtomicUsize::new(NOWHERE) }
     }
 
     /// Its kind.
@@ -44,9 +51,19 @@ impl Store {
         &self.kind
     }
 
-    /// Pages that it was asked to write, and to read.
-    pub(super) fn counts(&self) -> [u64; 2] {
-        [&self.counts.written, &self.counts.read].map(|count| count.load(Ordering::Relaxed))
+    /// The guest's task makes pages leave, on this CPU. There is one task, and nothing interrupts `leave`, so all that this CPU
+    /// writes meanwhile is the task's.
+    pub(super) fn while_pages_leave<T>(&self, leave: impl FnOnce() -> T) -> T {
+        self.leaving_on.store(cpus::current(), Ordering::Relaxed);
+        let result = leave();
+        self.leaving_on.store(NOWHERE, Ordering::Relaxed);
+        result
+    }
+
+    /// Pages that it was asked to write, to read, and to write by something other than the guest's task.
+    pub(super) fn counts(&self) -> [u64; 3] {
+        [&self.counts.written, &self.counts.read, &self.counts.written_by_faults]
+            .map(|count| count.load(Ordering::Relaxed))
     }
 
     /// Places that hold a page, or are about to.
@@ -103,6 +120,9 @@ impl PageStore for Store {
 
     fn write(&self, memory: &dyn Completions, request: WriteRequest) {
         self.counts.written.fetch_add(1, Ordering::Relaxed);
+        if self.leaving_on.load(Ordering::Relaxed) != cpus::current() {
+            self.counts.written_by_faults.fetch_add(1, Ordering::Relaxed);
+        }
         self.pages().write(memory, request);
     }
 

@@ -4,6 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | [`pages`] | bare-metal guests in each mode, virtio devices and the balloon, Linux without the module |
+//! | [`measures`] | what a page that is on its way costs the bare-metal guest |
 //! | [`linux`] | a Linux that knows asynchronous page faults, by its module |
 //! | [`redis`] | Debian with Redis, whose data have to be those of a run without a store |
 //! | [`statistics`] | what `twofold stat` learns |
@@ -13,6 +14,7 @@
 //! Invariant: no test depends on how fast the machine is, as in the suite `vm`, whose machines these are.
 
 mod linux;
+mod measures;
 mod pages;
 mod redis;
 mod statistics;
@@ -53,6 +55,9 @@ const TESTS: &[Test] = &[
     ("pages::balloon", Depth::Quick, |machines| pages::balloon(machines, false)),
     ("pages::balloon_beside_a_store", Depth::Quick, |machines| pages::balloon(machines, true)),
     ("pages::work_beside_faults", Depth::Full, pages::gains),
+    ("measures::work_during_page_ins", Depth::Full, measures::work_during_page_ins),
+    ("measures::interrupts_during_page_ins", Depth::Full, measures::interrupts_during_page_ins),
+    ("measures::faults_submit_no_write", Depth::Full, measures::faults_submit_no_write),
     ("pages::linux_on_a_disk", Depth::Quick, |machines| pages::linux_on_a_disk(machines, Mode::Halt, 2)),
     ("pages::linux_off_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Off, 1)),
     ("pages::linux_off_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Off, 2)),
