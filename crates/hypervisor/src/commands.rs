@@ -9,8 +9,8 @@
 //! the last piece, and each other one when it is decided. A command without a guest is carried out on each guest that is in a
 //! state for it, and refused if there is none.
 //!
-//! Invariants: each command is answered once. A piece of the work answers one command, sends `FIGURES` figures, or is a piece
-//! of a sweep ([`sweep`](crate::vm::sweep)).
+//! Invariants: each command is answered once. A piece of the work answers one command, sends `FIGURES` figures or a frame of
+//! content, saves a part of a guest ([`saved`](crate::vm::saved)), or is a piece of a sweep ([`sweep`](crate::vm::sweep)).
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;

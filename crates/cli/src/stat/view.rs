@@ -111,7 +111,7 @@ fn figure(guest: &GuestRates, key: &str) -> String {
     short(guest.sample.figures.get(key).map(|value| *value as f64))
 }
 
-/// The bytes of so many pages.
+/// A figure that is a number of pages, in bytes.
 fn pages(guest: &GuestRates, key: &str) -> String {
     guest.sample.figures.get(key).map_or_else(|| "-".to_owned(), |pages| bytes(pages * 4096))
 }

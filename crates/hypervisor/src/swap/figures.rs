@@ -97,8 +97,8 @@ impl Counts {
         begins
     }
 
-    /// So many pages were accessed and are in memory; `None`: the guest was not in a state for it. `left` is how many accessed
-    /// pages have left so far.
+    /// Ends the count. `accessed` is the number of pages in memory that were accessed; `None`: the guest was not in a state for
+    /// it. `left` is the number of accessed pages that have left up to now.
     pub(crate) fn end_window(&self, accessed: Option<u64>, left: u64) {
         let mut window = self.window.lock();
         window.is_counted = false;
@@ -134,7 +134,7 @@ impl Waits {
         }
     }
 
-    /// So many pages were announced to it so far.
+    /// Sets the number of pages that were announced to the vCPU up to now.
     pub(crate) fn announced(&self, pages: u64) {
         self.announced.store(pages, Ordering::Relaxed);
     }

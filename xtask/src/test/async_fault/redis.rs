@@ -73,7 +73,7 @@ const KEYS: u64 = 40_000;
 const VALUE: u64 = 2000;
 /// The keys that the benchmark sets. It sets 20 times as many, so it misses none: one run in a million would.
 const SET: u64 = 500;
-/// Pages of the values. So many leave, and so many come.
+/// The pages of the values. At least this number of pages leaves, and at least this number comes.
 const FLOOR: u64 = KEYS * VALUE / 4096;
 
 /// Each value is another, so that no two pages are equal. The benchmark reads values all over memory, and sets some: all to
