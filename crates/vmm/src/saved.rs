@@ -9,15 +9,12 @@
 //! |---|---|---|
 //! | `time` | 0 | the guest's counter (u64), its ticks in a second (u64) |
 //! | `power` | a vCPU | the state: 0 off, 1 switched on, 2 on, 3 suspended (u64); for 1, entry and x0 (u64 each), else 0 |
-//! | `async-faults` | a vCPU | 1 if announcements are enabled (u64), the area's address, its flags, announcements so far (u64 each), the token that was not acknowledged, 1 for a wake-all (u32 each) |
 //!
 //! Invariant: what is read is checked in form. Whether it fits the guest is decided where it is used.
 
 use alloc::vec::Vec;
 
 use thiserror::Error;
-use twofold_memory::async_fault::Snapshot;
-use twofold_stage2::Ipa;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -187,51 +184,6 @@ pub fn read_power(bytes: &[u8]) -> Result<State, SectionError> {
     }
 }
 
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct AsyncFaults {
-    enabled: U64,
-    area: U64,
-    flags: U64,
-    sequence: U64,
-    unacknowledged: U32,
-    wake_all: U32,
-}
-
-/// The content of a vCPU's section `async-faults`.
-#[must_use]
-pub fn async_faults_bytes(snapshot: &Snapshot) -> [u8; size_of::<AsyncFaults>()] {
-    let (area, flags) = snapshot.enabled.map_or((0, 0), |(area, flags)| (area.raw(), flags));
-    zerocopy::transmute!(AsyncFaults {
-        enabled: u64::from(snapshot.enabled.is_some()).into(),
-        area: area.into(),
-        flags: flags.into(),
-        sequence: snapshot.sequence.into(),
-        unacknowledged: snapshot.unacknowledged.into(),
-        wake_all: u32::from(snapshot.wake_all).into(),
-    })
-}
-
-/// The asynchronous page faults that had this content.
-///
-/// # Errors
-///
-/// [`SectionError`].
-pub fn read_async_faults(bytes: &[u8]) -> Result<Snapshot, SectionError> {
-    let row: AsyncFaults = row(bytes)?;
-    let (enabled, wake_all) = (row.enabled.get(), row.wake_all.get());
-    check("whether announcements are enabled", enabled, enabled <= 1)?;
-    check("the area of announcements that are not enabled", row.area.get(), enabled == 1 || row.area == 0)?;
-    check("the flags of announcements that are not enabled", row.flags.get(), enabled == 1 || row.flags == 0)?;
-    check("whether all tokens are woken", wake_all.into(), wake_all <= 1)?;
-    Ok(Snapshot {
-        enabled: (enabled == 1).then(|| (Ipa::new(row.area.get()), row.flags.get())),
-        sequence: row.sequence.get(),
-        unacknowledged: row.unacknowledged.get(),
-        wake_all: wake_all == 1,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,15 +230,5 @@ mod tests {
         bad[8] = 1;
         assert!(read_power(&bad).is_err());
         assert!(read_power(&[9; 24]).is_err());
-        let snapshot =
-            Snapshot { enabled: Some((Ipa::new(0x4000_0040), 1)), sequence: 9, unacknowledged: 3, wake_all: true };
-        let none = Snapshot::default();
-        for one in [snapshot, none] {
-            assert_eq!(read_async_faults(&async_faults_bytes(&one)), Ok(one));
-        }
-        let mut bad = async_faults_bytes(&none);
-        bad[16] = 1;
-        assert!(read_async_faults(&bad).is_err());
-        assert!(read_async_faults(&bad[1..]).is_err());
     }
 }

@@ -8,9 +8,7 @@
 use alloc::boxed::Box;
 
 use twofold_memory::async_fault::interrupts::{CpuInterface, Group, Interrupt};
-use twofold_memory::async_fault::{
-    AbsentPage, Arrival, Context, Host, Mode, Next, Refused, Snapshot, Ticket, VcpuFaults, Wait,
-};
+use twofold_memory::async_fault::{AbsentPage, Arrival, Context, Host, Mode, Next, Ticket, VcpuFaults, Wait};
 use twofold_memory::swap::Waiter;
 use twofold_memory::{GuestFault, GuestMemory};
 use twofold_vmm::scheduler::Decision;
@@ -63,17 +61,6 @@ impl Pages {
             schedule::wake(around.swap.task());
         }
         answer
-    }
-
-    /// What of them goes elsewhere.
-    pub(super) fn snapshot(&self) -> Snapshot {
-        self.faults.snapshot()
-    }
-
-    /// Those of a vCPU that comes from elsewhere.
-    pub(super) fn of_elsewhere(vm: &Vm, mode: Mode, snapshot: &Snapshot) -> Result<Box<Self>, Refused> {
-        let faults = VcpuFaults::restore(mode, vm.memory(), snapshot)?;
-        Ok(Box::new(Self { faults, wait: Wait::Page }))
     }
 
     /// The vCPU is switched off, or its guest begins anew.

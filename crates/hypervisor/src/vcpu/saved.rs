@@ -6,21 +6,17 @@
 //! | `registers` | [`Record`]s: the number of the register (u32), its value (u64) |
 //! | `timer` | CNTP_CVAL_EL0 and CNTP_CTL_EL0 (u64 each), where the physical timer is emulated |
 //! | `stolen-time` | as `twofold_devices` has it |
-//! | `async-faults` | as [`saved`] has it |
 //!
 //! Invariant: a section that is refused changes nothing.
 
 use alloc::vec::Vec;
 
-use twofold_memory::async_fault::Refused as RefusedFaults;
 use twofold_vmm::power;
-use twofold_vmm::saved::{self, Section, SectionError};
+use twofold_vmm::saved::{Section, SectionError};
 
-use super::pages::Pages;
 use super::state::{Power, Vcpu};
 use crate::switch::{Has, Record, State, StateError};
 use crate::timer::PhysicalTimer;
-use crate::vm::Vm;
 
 /// Why a vCPU does not take a section.
 #[derive(Debug, thiserror::Error)]
@@ -31,10 +27,6 @@ pub(crate) enum VcpuError {
     Registers(#[from] StateError),
     #[error(transparent)]
     StolenTime(#[from] twofold_devices::StateError),
-    #[error("the guest has asynchronous page faults, and no store here")]
-    NoStore,
-    #[error(transparent)]
-    Faults(#[from] RefusedFaults),
 }
 
 /// Bytes of a record.
@@ -55,20 +47,16 @@ impl Vcpu {
         if let Some(stolen) = self.own.stolen.state() {
             put("stolen-time", &stolen);
         }
-        if let Some(pages) = &self.own.pages {
-            put("async-faults", &saved::async_faults_bytes(&pages.snapshot()));
-        }
     }
 
     /// Takes a section that [`save`](Self::save) wrote. `None`: no section of a vCPU has this name.
-    pub(crate) fn restore(&mut self, vm: &Vm, section: &Section<'_>) -> Option<Result<(), VcpuError>> {
+    pub(crate) fn restore(&mut self, section: &Section<'_>) -> Option<Result<(), VcpuError>> {
         Some(match section.name {
             "registers" => records(section.bytes)
                 .and_then(|records| Ok(State::from_records(Has::read(), records)?))
                 .map(|registers| self.registers = registers),
             "timer" => timer(section.bytes).map(|timer| self.own.timers.physical = timer),
             "stolen-time" => self.own.stolen.restore(section.bytes).map_err(VcpuError::from),
-            "async-faults" => self.restore_faults(vm, section.bytes),
             _ => return None,
         })
     }
@@ -79,13 +67,6 @@ impl Vcpu {
             power::State::Off | power::State::OnPending(_) => Power::Off,
             power::State::On | power::State::Suspended => Power::Arrived,
         };
-    }
-
-    fn restore_faults(&mut self, vm: &Vm, bytes: &[u8]) -> Result<(), VcpuError> {
-        let snapshot = saved::read_async_faults(bytes)?;
-        let swap = vm.swap().ok_or(VcpuError::NoStore)?;
-        self.own.pages = Some(Pages::of_elsewhere(vm, swap.mode(), &snapshot)?);
-        Ok(())
     }
 }
 

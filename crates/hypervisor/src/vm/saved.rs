@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `cpu` | 0 | the ID registers that the guest sees: CRm, op2 and value (u64 each) |
 //! | `time`, `power` | 0; a vCPU | as [`saved`] has them |
-//! | `registers`, `timer`, `stolen-time`, `async-faults` | a vCPU | as [`crate::vcpu::saved`] has them |
+//! | `registers`, `timer`, `stolen-time` | a vCPU | as [`crate::vcpu::saved`] has them |
 //! | `gic`, `uart`, `rtc` | 0 | as the models of `twofold_devices` have them |
 //! | `virtio`, `balloon` | a transport; a piece | as [`crate::virtio`] has them |
 //!
@@ -180,7 +180,7 @@ impl Vm {
             },
             (_, vcpu) => {
                 let slot = self.vcpus.get(vcpu as usize);
-                match slot.and_then(|slot| slot.state.lock().restore(self, &section)) {
+                match slot.and_then(|slot| slot.state.lock().restore(&section)) {
                     Some(taken) => Ok(taken?),
                     None if vcpu == 0 => self.devices.restore(section.name, section.bytes),
                     None => Err(Unrestored::Unknown),
