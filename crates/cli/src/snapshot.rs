@@ -20,8 +20,8 @@ pub struct Options {
 /// What `--help` has at its end.
 pub const HELP: &str = "\
 The guest stands still meanwhile, and then goes on. The file has its memory, the state of its vCPUs and devices, its settings
-and its images, so `twofold run --from FILE` needs nothing else: there it goes on from where it was. Guests with disks, network
-cards or --swap cannot be saved yet.
+and its images, so `twofold run --from FILE` needs nothing else: there it goes on from where it was. Network cards lead to where
+they led. Guests with disks or --swap cannot be saved yet.
 
 Examples:
   twofold snapshot web web.snapshot

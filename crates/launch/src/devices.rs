@@ -16,8 +16,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use twofold_abi::bundle::{self, SECTOR};
 
@@ -52,7 +53,7 @@ pub struct Disk {
 }
 
 /// A part of what a disk keeps, in bytes. Both are multiples of [`SECTOR`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// Where it starts.
     pub offset: u64,
@@ -61,7 +62,7 @@ pub struct Part {
 }
 
 /// What a disk keeps.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backing {
     /// A raw image.
     File(PathBuf),
@@ -73,7 +74,7 @@ pub enum Backing {
 }
 
 /// A network. Cards with equal ones reach each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Network {
     /// The guests among themselves.
     Inner,
@@ -87,7 +88,7 @@ pub enum Network {
 }
 
 /// The machine's devices that stand behind those of the guests.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostDevices {
     /// The disks.
     pub disks: Vec<HostDisk>,
@@ -96,7 +97,7 @@ pub struct HostDevices {
 }
 
 /// A disk of the machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostDisk {
     /// Its serial number.
     pub serial: String,
@@ -107,7 +108,7 @@ pub struct HostDisk {
 }
 
 /// A guest's disk on a disk of the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPart {
     /// Where.
     pub part: Part,
@@ -116,7 +117,7 @@ pub struct HostPart {
 }
 
 /// A network card of the machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostCard {
     /// Its address.
     pub mac: [u8; 6],
@@ -136,6 +137,23 @@ pub enum DeviceError {
         path: PathBuf,
         /// The reason.
         why: WhyNot,
+    },
+    /// A guest that comes from elsewhere has another number of cards.
+    #[error("the guest has {has} network cards, and --net is given for {given}; give one for each, in their order")]
+    Cards {
+        /// Cards of the guest.
+        has: usize,
+        /// Networks that were given.
+        given: usize,
+    },
+    /// A card of a guest that comes from elsewhere cannot have this network.
+    #[error(
+        "--net: the guest's card {card} had another kind of network: `inner` stays `inner`, a card with an outside needs one, \
+         and cards that were on one network stay on one"
+    )]
+    OtherNetwork {
+        /// The card's place, from 1.
+        card: usize,
     },
     /// A switch.
     #[error(
@@ -208,6 +226,51 @@ impl HostDevices {
         for card in &self.cards {
             if let Network::Switch(path) = &card.network {
                 UnixStream::connect(path).map_err(|why| DeviceError::NoSwitch { path: path.clone(), why })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Those of one guest, by its record in a bundle that these are for. Paths are absolute, so that they mean the same elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// There is no working directory.
+    pub fn only(&self, guest: &bundle::Guest) -> io::Result<Self> {
+        let nets = guest.net.iter().take(guest.nets.get() as usize);
+        let uplinks: Vec<_> = nets.map(|net| net.uplink).collect();
+        let cards = self.cards.iter().filter(|card| uplinks.contains(&card.mac)).map(|HostCard { mac, network }| {
+            let network = match network {
+                Network::Switch(path) => Network::Switch(absolute(path)?),
+                other => other.clone(),
+            };
+            Ok(HostCard { mac: *mac, network })
+        });
+        Ok(Self { disks: Vec::new(), cards: cards.collect::<io::Result<_>>()? })
+    }
+
+    /// Gives the cards of a guest with this record other networks, in their order.
+    ///
+    /// # Errors
+    ///
+    /// These are not the networks of as many cards, or a card would be without an outside, or with one that it did not have.
+    pub fn set_networks(&mut self, guest: &bundle::Guest, networks: &[Network]) -> Result<(), DeviceError> {
+        let cards = guest.nets.get() as usize;
+        if cards != networks.len() {
+            return Err(DeviceError::Cards { has: cards, given: networks.len() });
+        }
+        let mut set: Vec<([u8; 6], &Network)> = Vec::new();
+        for ((card, record), network) in (1..).zip(&guest.net).zip(networks) {
+            let had_outside = record.uplink != [0; 6];
+            let other = set.iter().find(|(uplink, _)| had_outside && *uplink == record.uplink);
+            if had_outside != (*network != Network::Inner) || other.is_some_and(|(_, other)| *other != network) {
+                return Err(DeviceError::OtherNetwork { card });
+            }
+            set.push((record.uplink, network));
+        }
+        for card in &mut self.cards {
+            if let Some((_, network)) = set.iter().find(|(uplink, _)| *uplink == card.mac) {
+                card.network = (*network).clone();
             }
         }
         Ok(())
@@ -526,6 +589,36 @@ mod tests {
         ] {
             assert!(of(parts).contains(expected), "{expected}: {}", of(parts));
         }
+    }
+
+    #[test]
+    fn a_guest_takes_its_own_networks_along_and_may_have_others() {
+        let files = GuestFiles::new();
+        let mut guests = vec![files.guest(), files.guest()];
+        let switch = |name: &str| Network::Switch(name.into());
+        guests[0].devices.nets = vec![switch("/run/a")];
+        guests[1].devices.nets = vec![switch("b"), Network::Inner, switch("b")];
+        let all = HostDevices::of(&guests);
+        let mut record = <bundle::Guest as zerocopy::FromZeros>::new_zeroed();
+        record.nets = 3.into();
+        for (number, network) in guests[1].devices.nets.iter().enumerate() {
+            record.net[number] = net(&guests, 1, number, network);
+        }
+        let mut own = all.only(&record).unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(own.cards, [HostCard { mac: uplink(1), network: Network::Switch(here.join("b")) }]);
+        own.set_networks(&record, &[switch("/c"), Network::Inner, switch("/c")]).unwrap();
+        assert_eq!(own.cards[0].network, switch("/c"));
+        for (networks, why) in [
+            (vec![switch("/c")], "has 3 network cards, and --net is given for 1"),
+            (vec![switch("/c"), Network::Inner, switch("/d")], "card 3 had another kind"),
+            (vec![switch("/c"), switch("/c"), switch("/c")], "card 2 had another kind"),
+            (vec![Network::Inner; 3], "card 1 had another kind"),
+        ] {
+            let error = own.set_networks(&record, &networks).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        assert_eq!(own.cards[0].network, switch("/c"));
     }
 
     #[test]

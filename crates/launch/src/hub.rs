@@ -8,11 +8,11 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use crate::bundle::Bundle;
 use crate::session::Session;
 
 /// Bytes of a console that a new reader gets first.
@@ -24,7 +24,7 @@ pub struct Hub {
     session: Arc<Session>,
     guests: Vec<(String, Mutex<Readers>)>,
     /// The bundle that started the guests.
-    bundle: OnceLock<PathBuf>,
+    bundle: OnceLock<Bundle>,
 }
 
 #[derive(Debug, Default)]
@@ -61,14 +61,14 @@ impl Hub {
     }
 
     /// Names the bundle that started the guests, once.
-    pub fn started_with(&self, bundle: &Path) {
-        let _ = self.bundle.set(bundle.to_owned());
+    pub fn started_with(&self, bundle: &Bundle) {
+        let _ = self.bundle.set(bundle.clone());
     }
 
     /// The bundle that started the guests, if it is known.
     #[must_use]
-    pub fn bundle(&self) -> Option<&Path> {
-        self.bundle.get().map(PathBuf::as_path)
+    pub fn bundle(&self) -> Option<&Bundle> {
+        self.bundle.get()
     }
 
     /// Starts the threads that read the consoles. They end with the machine.

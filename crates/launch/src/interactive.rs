@@ -54,7 +54,7 @@ pub fn run(
     let names: Vec<_> = guests.iter().map(|guest| guest.name.clone()).collect();
     let hub = Hub::new(Arc::clone(&session), &names);
     if let Loaded::Guest { bundle, .. } = &launch.machine.loaded {
-        hub.started_with(&bundle.path);
+        hub.started_with(bundle);
     }
     let server = Server::start(&hub, guests.to_vec());
     if let Err(why) = &server {

@@ -2,7 +2,8 @@
 //! A snapshot: a stopped guest in a file, with all that starts it again (`docs/migration.md`, the stream).
 //!
 //! The file's hello has the guest's vCPUs and memory. Its first section is the guest's bundle, by itself: the settings, and
-//! the images that a reset needs. Then come its pages, and then the sections that the hypervisor made.
+//! the images that a reset needs. The second one has the devices of the host behind the guest's, as JSON. Then come its pages,
+//! and then the sections that the hypervisor made.
 //!
 //! Invariant: a file that was not finished is no snapshot, and neither is one that was changed; the error says where. A
 //! snapshot is written beside its place, and gets its name when it is whole.
@@ -24,6 +25,8 @@ use twofold_migration::stream::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use crate::bundle::Bundle;
+use crate::devices::{DeviceError, HostDevices, Network};
 use crate::guest::MEMORY_MAX;
 use crate::sample::Known;
 use crate::saved::{HEAD, SavedError, SavedGuest, sections};
@@ -33,6 +36,8 @@ use crate::session::{Session, SessionError};
 const MODEL: &str = "twofold-virt-1";
 /// The section with the guest's bundle.
 const BUNDLE: &str = "bundle";
+/// The section with what is behind the guest's devices.
+const HOST: &str = "host";
 /// More is no guest's bundle.
 const BUNDLE_MAX: u64 = 4 << 30;
 
@@ -85,27 +90,38 @@ pub enum SnapshotError {
     NotStopped(String),
 }
 
-/// Writes guest number `guest` into a file. `bundle` is the bundle that started it. A guest that runs is stopped for this, and
+/// Writes guest number `guest` into a file. `bundle` is what started it. A guest that runs is stopped for this, and
 /// goes on. Returns the number of bytes.
 ///
 /// # Errors
 ///
 /// [`SnapshotError`]. The guest is as before, and the file is not there.
-pub fn write(session: &Session, guest: u16, bundle: &Path, path: &Path) -> Result<u64, SnapshotError> {
-    let alone = alone(bundle, guest).map_err(|why| SnapshotError::File { path: bundle.to_owned(), why })?;
+pub fn write(session: &Session, guest: u16, bundle: &Bundle, path: &Path) -> Result<u64, SnapshotError> {
+    let unusable = |why| SnapshotError::File { path: bundle.path.clone(), why };
+    let alone = alone(&bundle.path, guest).map_err(unusable)?;
+    let record = record(&alone).ok_or_else(|| content(&bundle.path, "the guest's own bundle is none"))?;
+    let host = bundle.devices.only(&record).map_err(unusable)?;
     let runs = session.state(guest) == Some(GuestState::Running);
     if runs && let Some(refusal) = session.ask(Some(guest), Command::Stop)?.refusal {
         return Err(SnapshotError::NotStopped(refusal.text));
     }
-    let written = write_stopped(session, guest, &alone, path);
+    let started = Started { alone: &alone, record: &record, host: &host };
+    let written = write_stopped(session, guest, &started, path);
     if runs {
         session.ask(Some(guest), Command::Continue)?;
     }
     written
 }
 
-fn write_stopped(session: &Session, guest: u16, alone: &[u8], path: &Path) -> Result<u64, SnapshotError> {
-    let record = record(alone).ok_or_else(|| content(path, "the guest's own bundle is none"))?;
+/// What a guest was started with: its bundle by itself, its record there, and what is behind its devices.
+struct Started<'a> {
+    alone: &'a [u8],
+    record: &'a bundle::Guest,
+    host: &'a HostDevices,
+}
+
+fn write_stopped(session: &Session, guest: u16, started: &Started<'_>, path: &Path) -> Result<u64, SnapshotError> {
+    let Started { record, .. } = started;
     let saved = SavedGuest::save(session, guest, record.memory.get(), record.firmware_size.get() > 0)?;
     let partial = path.with_added_extension("partial");
     let unusable = |why| SnapshotError::File { path: partial.clone(), why };
@@ -119,7 +135,7 @@ fn write_stopped(session: &Session, guest: u16, alone: &[u8], path: &Path) -> Re
         file => file,
     };
     let file = file.map_err(unusable)?;
-    let written = stream(&saved, alone, &record, Stream(BufWriter::new(file)))
+    let written = stream(&saved, started, Stream(BufWriter::new(file)))
         .map_err(|why| SnapshotError::Write { path: path.to_owned(), why })
         .and_then(|bytes| std::fs::rename(&partial, path).map(|()| bytes).map_err(unusable));
     if written.is_err() {
@@ -132,8 +148,7 @@ fn write_stopped(session: &Session, guest: u16, alone: &[u8], path: &Path) -> Re
 /// Writes the stream, and returns its size in bytes.
 fn stream(
     saved: &SavedGuest,
-    alone: &[u8],
-    record: &bundle::Guest,
+    &Started { alone, record, host }: &Started<'_>,
     sink: Stream<BufWriter<File>>,
 ) -> Result<u64, WriteError> {
     let slots = slots(record);
@@ -151,6 +166,8 @@ fn stream(
     })?;
     writer.slots(&slots)?;
     writer.section(name(BUNDLE), 0, 1, alone)?;
+    // Strings and numbers: nothing that JSON lacks.
+    writer.section(name(HOST), 0, 1, &serde_json::to_vec(host).unwrap_or_default())?;
     writer.round(true)?;
     for slot in &slots {
         let mut zeroes = 0;
@@ -188,6 +205,9 @@ pub struct Snapshot {
     reader: Reader<Stream<BufReader<File>>>,
     slots: Vec<Slot>,
     bundle: Vec<u8>,
+    record: bundle::Guest,
+    /// What is behind the guest's devices.
+    pub devices: HostDevices,
     /// Its guest.
     pub guest: Known,
     /// Bytes of the machine's memory that it takes.
@@ -211,22 +231,29 @@ impl Snapshot {
             features: Vec::new(),
         };
         let mut reader = Reader::new(Stream(BufReader::new(file)), here);
-        let (mut slots, mut bundle, mut is_bundle) = (Vec::new(), Vec::new(), false);
+        let (mut slots, mut contents) = (Vec::new(), [Vec::new(), Vec::new()]);
+        let mut sections = [BUNDLE, HOST].into_iter().zip(&mut contents);
+        let mut section = None;
         loop {
             match next(&mut reader, path)? {
                 Record::Slots(found) => slots = found.to_vec(),
-                Record::Section { name: found, size, .. } if found == name(BUNDLE) && size <= BUNDLE_MAX => {
-                    is_bundle = true
+                Record::Section { name: found, size, .. } => match sections.next() {
+                    Some((expected, to)) if found == name(expected) && size <= BUNDLE_MAX => section = Some(to),
+                    _ => return Err(content(path, &format!("a section {found} before the pages"))),
+                },
+                Record::Part(bytes) => {
+                    if let Some(section) = &mut section {
+                        section.extend_from_slice(bytes);
+                    }
                 }
-                Record::Section { name, .. } => {
-                    return Err(content(path, &format!("a section {name} before the pages")));
-                }
-                Record::Part(bytes) => bundle.extend_from_slice(bytes),
-                Record::Round { .. } if is_bundle => break,
+                Record::Round { .. } => break,
                 Record::Hello(_) => {}
-                other => return Err(content(path, &format!("no bundle before {other:?}"))),
+                other => return Err(content(path, &format!("{other:?} before the pages"))),
             }
         }
+        let [bundle, host] = contents;
+        let devices = serde_json::from_slice(&host);
+        let devices = devices.map_err(|why| content(path, &format!("what is behind its devices: {why}")))?;
         let record = record(&bundle).ok_or_else(|| content(path, "the guest's bundle is none"))?;
         if slots != self::slots(&record) {
             return Err(content(path, "its memory is not that of the guest's bundle"));
@@ -235,7 +262,16 @@ impl Snapshot {
         let name = String::from_utf8_lossy(&record.name[..used]).into_owned();
         let guest = Known { name, memory: record.memory.get(), cpus: record.cpus.get() };
         let memory = slots.iter().map(|slot| slot.pages).sum::<u64>() * PAGE_SIZE as u64 + record.test_size.get();
-        Ok(Self { path: path.to_owned(), reader, slots, bundle, guest, memory })
+        Ok(Self { path: path.to_owned(), reader, slots, bundle, record, devices, guest, memory })
+    }
+
+    /// Gives the guest's cards other networks than they had.
+    ///
+    /// # Errors
+    ///
+    /// The guest's cards do not fit these.
+    pub fn set_networks(&mut self, networks: &[Network]) -> Result<(), DeviceError> {
+        self.devices.set_networks(&self.record, networks)
     }
 
     /// Writes the bundle with which the guest is made: it comes from elsewhere.
@@ -400,15 +436,16 @@ impl<F: Write> embedded_io::Write for Stream<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Bundle;
     use crate::guest::tests::GuestFiles;
 
     /// Two guests, of which the second is saved.
     fn saved(directory: &Path) -> (PathBuf, SavedGuest, Vec<u8>) {
         let files = GuestFiles::new();
+        let user = Network::User { forwards: vec!["tcp::8022-:22".to_owned()] };
+        let devices = crate::Devices { nets: vec![user], ..crate::Devices::default() };
         let [one, two] = ["one", "two"].map(|name| crate::GuestSettings { name: name.to_owned(), ..files.guest() });
-        let bundle = directory.join("guest.bundle");
-        Bundle::write(&[one, two], &bundle).unwrap();
+        let two = crate::GuestSettings { devices, ..two };
+        let bundle = Bundle::write(&[one, two], &directory.join("guest.bundle")).unwrap();
         let mut sections = Vec::new();
         for (name, content) in [(&b"time"[..], &[1_u8; 16][..]), (&b"gic"[..], &[])] {
             let mut head = [0; HEAD];
@@ -419,10 +456,13 @@ mod tests {
         }
         let page = |byte: u8| vec![byte; PAGE_SIZE];
         let pages = [(0x4_0000, page(1)), (0x4_0001, page(2)), (0x4_7fff, page(3)), (0x90a0, page(4))].into();
-        let alone = alone(&bundle, 1).unwrap();
+        let alone = alone(&bundle.path, 1).unwrap();
+        let record = record(&alone).unwrap();
+        let host = bundle.devices.only(&record).unwrap();
+        let started = Started { alone: &alone, record: &record, host: &host };
         let path = directory.join("two.snapshot");
         let sink = Stream(BufWriter::new(File::create(&path).unwrap()));
-        stream(&SavedGuest { sections: sections.clone(), pages }, &alone, &record(&alone).unwrap(), sink).unwrap();
+        stream(&SavedGuest { sections: sections.clone(), pages }, &started, sink).unwrap();
         let pages = [(0x4_0000, page(1)), (0x4_0001, page(2)), (0x4_7fff, page(3)), (0x90a0, page(4))].into();
         (path, SavedGuest { sections, pages }, alone)
     }
@@ -433,6 +473,8 @@ mod tests {
         let (path, saved, alone) = saved(directory.path());
         let mut snapshot = Snapshot::open(&path).unwrap();
         assert_eq!(snapshot.guest, Known { name: "two".to_owned(), memory: 128 << 20, cpus: 2 });
+        let user = Network::User { forwards: vec!["tcp::8022-:22".to_owned()] };
+        assert_eq!(snapshot.devices.cards.iter().map(|card| &card.network).collect::<Vec<_>>(), [&user]);
         let bundle = directory.path().join("new.bundle");
         assert_eq!(snapshot.write_bundle(&bundle).unwrap(), alone.len() as u64);
         let written = std::fs::read(&bundle).unwrap();

@@ -9,10 +9,12 @@
 //! |---|---|---|
 //! | `time` | 0 | the guest's counter (u64), its ticks in a second (u64) |
 //! | `power` | a vCPU | the state: 0 off, 1 switched on, 2 on, 3 suspended (u64); for 1, entry and x0 (u64 each), else 0 |
+//! | `card` | a transport | what a network card is for its guest: its address (6 bytes), 0 (u16) |
 //!
 //! Invariant: what is read is checked in form. Whether it fits the guest is decided where it is used.
 
 use alloc::vec::Vec;
+use core::fmt;
 
 use thiserror::Error;
 use zerocopy::little_endian::{U32, U64};
@@ -149,6 +151,72 @@ impl Time {
     }
 }
 
+/// What a network card is for its guest, besides the state of its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its address.
+    pub mac: [u8; 6],
+}
+
+/// Why a device is not the one that the guest knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum OtherDevice {
+    /// A network card has another address.
+    #[error("the card's address was {there}, and is {here} here: start the guest with the cards that it had")]
+    Address {
+        /// Where the guest comes from.
+        there: Mac,
+        /// Here.
+        here: Mac,
+    },
+}
+
+/// The address of a card, for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mac(pub [u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, rest @ ..] = self.0;
+        write!(f, "{first:02x}")?;
+        rest.iter().try_for_each(|byte| write!(f, ":{byte:02x}"))
+    }
+}
+
+impl Card {
+    /// The content of its section.
+    #[must_use]
+    pub fn bytes(&self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        bytes[..6].copy_from_slice(&self.mac);
+        bytes
+    }
+
+    /// The card that had this content.
+    ///
+    /// # Errors
+    ///
+    /// [`SectionError`].
+    pub fn read(bytes: &[u8]) -> Result<Self, SectionError> {
+        let [a, b, c, d, e, f, rest @ ..] = row::<[u8; 8]>(bytes)?;
+        let reserved = u16::from_le_bytes(rest).into();
+        check("what follows the address of a card", reserved, reserved == 0)?;
+        Ok(Self { mac: [a, b, c, d, e, f] })
+    }
+
+    /// Compares the card that the guest had with the one that it has here.
+    ///
+    /// # Errors
+    ///
+    /// [`OtherDevice`].
+    pub fn check(&self, here: &Self) -> Result<(), OtherDevice> {
+        match self.mac == here.mac {
+            true => Ok(()),
+            false => Err(OtherDevice::Address { there: Mac(self.mac), here: Mac(here.mac) }),
+        }
+    }
+}
+
 const OFF: u64 = 0;
 const ON_PENDING: u64 = 1;
 const ON: u64 = 2;
@@ -186,6 +254,8 @@ pub fn read_power(bytes: &[u8]) -> Result<State, SectionError> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
     #[test]
@@ -226,9 +296,20 @@ mod tests {
         for state in [State::Off, State::On, State::Suspended, State::OnPending(Start { entry: 4, argument: 5 })] {
             assert_eq!(read_power(&power_bytes(state)), Ok(state));
         }
+        let card = Card { mac: [2, 0x74, 0x66, 0, 0, 1] };
+        assert_eq!(Card::read(&card.bytes()), Ok(card));
+        assert!(Card::read(&[1; 8]).is_err() && Card::read(&[0; 6]).is_err());
         let mut bad = power_bytes(State::On);
         bad[8] = 1;
         assert!(read_power(&bad).is_err());
         assert!(read_power(&[9; 24]).is_err());
+    }
+
+    #[test]
+    fn a_device_that_the_guest_does_not_know_is_refused_by_name() {
+        let card = |last| Card { mac: [2, 0x74, 0x66, 0, 0, last] };
+        assert_eq!(card(1).check(&card(1)), Ok(()));
+        let refused = card(1).check(&card(0x20)).unwrap_err().to_string();
+        assert!(refused.starts_with("the card's address was 02:74:66:00:00:01, and is 02:74:66:00:00:20 here"));
     }
 }

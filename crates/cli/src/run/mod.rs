@@ -16,10 +16,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use twofold_abi::virt::MAX_CPUS;
 use twofold_bench::output;
-use twofold_launch::devices::HostDevices;
 use twofold_launch::interactive::{self, InteractiveError};
 use twofold_launch::sample::Known;
 use twofold_launch::snapshot::Snapshot;
+use twofold_launch::spec::Net;
 use twofold_launch::{Bundle, Launch, Loaded, Machine, Outcome, Qemu, RunError, Verdict, bundle};
 
 pub use options::Options;
@@ -104,14 +104,19 @@ pub fn command(options: &Options) -> anyhow::Result<ExitCode> {
 
 /// `twofold run --from`.
 fn go_on(options: &Options, file: &Path) -> anyhow::Result<ExitCode> {
-    let snapshot = Snapshot::open(file)?;
+    let mut snapshot = Snapshot::open(file)?;
+    if !options.net.is_empty() {
+        let networks: Vec<_> = options.net.iter().filter_map(|Net(network)| network.clone()).collect();
+        snapshot.set_networks(&networks)?;
+    }
+    snapshot.devices.check()?;
     let directory = tempfile::Builder::new().prefix("twofold-").tempdir().context("cannot make a directory")?;
     let image = image::find(options.image.as_deref(), directory.path())?;
     let qemu = Qemu::find()?;
     let path = directory.path().join("guest.bundle");
     let size = snapshot.write_bundle(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let guest = snapshot.guest.clone();
-    let bundle = Bundle { path, size, names: vec![guest.name.clone()], devices: HostDevices::default() };
+    let bundle = Bundle { path, size, names: vec![guest.name.clone()], devices: snapshot.devices.clone() };
     let loaded = Loaded::Guest { bundle, memory: snapshot.memory };
     let machine = machine(image, loaded, options.host_cpus.unwrap_or(guest.cpus), options);
     let started = Started { qemu: &qemu, machine: &machine, directory: directory.path(), options };

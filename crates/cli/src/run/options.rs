@@ -21,7 +21,7 @@ use twofold_workload::policies::Policies;
 use super::config::Config;
 
 /// The options that say what a guest is.
-const OF_GUESTS: [&str; 19] = [
+const OF_GUESTS: [&str; 18] = [
     "kernel",
     "initrd",
     "append",
@@ -32,7 +32,6 @@ const OF_GUESTS: [&str; 19] = [
     "swap",
     "async_fault",
     "disk",
-    "net",
     "name",
     "weight",
     "guest",
@@ -101,7 +100,8 @@ pub struct Options {
     /// A file with the same (docs/run.md). Options replace what it says of the first guest
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Goes on with the guest in this file, which `twofold snapshot` has written: its settings and images are there, too
+    /// Goes on with the guest in this file, which `twofold snapshot` has written: its settings and images are there, too. Its network
+    /// cards lead to where they led; --net, once for each card, gives them other networks
     #[arg(long, value_name = "FILE", conflicts_with_all = OF_GUESTS)]
     pub from: Option<PathBuf>,
     /// Writes the guests' device trees to FILE (NAME.FILE for each, if there are several), and starts nothing

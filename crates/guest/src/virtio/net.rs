@@ -15,7 +15,7 @@ use crate::uart::println;
 
 /// An experimental type of frame.
 const KIND: [u8; 2] = [0x88, 0xb5];
-const ALL: [u8; 6] = [0xff; 6];
+pub(super) const ALL: [u8; 6] = [0xff; 6];
 /// Bytes before a frame.
 const HEADER: usize = 12;
 /// Two addresses, the type, and the number.
@@ -23,24 +23,24 @@ const HEAD: usize = 14 + 8;
 /// A call, which has no number.
 const CALL: u64 = u64::MAX;
 /// Rounds of looking for a frame before the call is repeated.
-const PATIENCE: u32 = 100_000;
+pub(super) const PATIENCE: u32 = 100_000;
 
 type Net = VirtIONetRaw<Dma, MmioTransport<'static>, 16>;
 
-struct Card {
+pub(super) struct Card {
     net: Net,
     place: usize,
-    mac: [u8; 6],
+    pub(super) mac: [u8; 6],
     out: &'static mut [u8],
     input: &'static mut [u8],
     token: u16,
 }
 
 /// A frame that came.
-struct Came {
-    from: [u8; 6],
-    number: u64,
-    is_whole: bool,
+pub(super) struct Came {
+    pub(super) from: [u8; 6],
+    pub(super) number: u64,
+    pub(super) is_whole: bool,
 }
 
 pub fn run(place: usize, transport: MmioTransport<'static>, frames: u64) -> Result<(), Failure> {
@@ -75,7 +75,7 @@ pub(super) fn run_with(
 }
 
 impl Card {
-    fn new(place: usize, transport: MmioTransport<'static>) -> Result<Self, Failure> {
+    pub(super) fn new(place: usize, transport: MmioTransport<'static>) -> Result<Self, Failure> {
         let failed = |why| Failure::Driver(place, why);
         let mut net = Net::new(transport).map_err(failed)?;
         let out = dma::pages(1).ok_or(Failure::NoMemory)?;
@@ -114,7 +114,7 @@ impl Card {
         }
     }
 
-    fn send(&mut self, to: [u8; 6], number: u64) -> Result<(), Failure> {
+    pub(super) fn send(&mut self, to: [u8; 6], number: u64) -> Result<(), Failure> {
         let length = length(number);
         let frame = &mut self.out[HEADER..][..length];
         frame[..6].copy_from_slice(&to);
@@ -129,7 +129,7 @@ impl Card {
     }
 
     /// A frame of this program's, if one has come.
-    fn receive(&mut self) -> Result<Option<Came>, Failure> {
+    pub(super) fn receive(&mut self) -> Result<Option<Came>, Failure> {
         let failed = |why| Failure::Driver(self.place, why);
         if self.net.poll_receive().is_none() {
             return Ok(None);

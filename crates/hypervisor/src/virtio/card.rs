@@ -10,6 +10,7 @@
 use twofold_devices::InterruptLine;
 use twofold_devices::virtio::net::{Net, Port};
 use twofold_devices::virtio::{Next, net};
+use twofold_vmm::saved;
 use twofold_vmm::switch::{self, Received};
 
 use super::network;
@@ -21,6 +22,9 @@ const _: () = assert!(net::FRAME_MAX == switch::FRAME_MAX && net::FRAME_MIN == s
 pub struct Card {
     pub(super) net: Net,
     end: End,
+    mac: [u8; 6],
+    /// The guest has come from elsewhere with this card, and no frame has said so yet.
+    is_new_here: bool,
 }
 
 /// The card's end of its network.
@@ -41,11 +45,25 @@ pub(super) struct Counts {
 
 impl Card {
     pub(super) fn new(mac: [u8; 6], port: network::Port) -> Self {
-        Self { net: Net::new(mac), end: End { port, in_hand: None, counts: Counts::default() } }
+        let end = End { port, in_hand: None, counts: Counts::default() };
+        Self { net: Net::new(mac), end, mac, is_new_here: false }
+    }
+
+    /// What it is for its guest.
+    pub(super) fn identity(&self) -> saved::Card {
+        saved::Card { mac: self.mac }
+    }
+
+    /// The guest has come from elsewhere: when it runs, the card announces itself, once.
+    pub(super) fn announce(&mut self) {
+        self.is_new_here = true;
     }
 
     /// Moves frames in both directions.
     pub(super) fn work(&mut self, ram: &Ram<'_>, line: &mut impl InterruptLine) -> Next {
+        if core::mem::take(&mut self.is_new_here) {
+            self.end.port.send(&announcement(self.mac));
+        }
         if self.end.in_hand.is_none() {
             self.end.in_hand = self.end.port.take();
         }
@@ -66,6 +84,21 @@ impl Card {
         let port = self.end.port.counters();
         (self.end.counts, port.dropped + port.refused)
     }
+}
+
+/// A frame to all that asks nothing: from its source, switches learn the port behind which the card is now. It is a reverse
+/// request for the card's own address, RARP (RFC 903), padded to the least length of Ethernet.
+fn announcement(mac: [u8; 6]) -> [u8; 60] {
+    /// The type; then Ethernet, IPv4, the lengths of their addresses, and the operation `request reverse`.
+    const KIND: [u8; 10] = [0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3];
+    let mut frame = [0; 60];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&mac);
+    frame[12..22].copy_from_slice(&KIND);
+    // The sender and the target, each with an IPv4 address that is not known.
+    frame[22..28].copy_from_slice(&mac);
+    frame[32..38].copy_from_slice(&mac);
+    frame
 }
 
 impl Port for End {

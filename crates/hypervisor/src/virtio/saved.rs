@@ -3,10 +3,12 @@
 //!
 //! | section | instance | content |
 //! |---|---|---|
-//! | `virtio` | a transport | as the model of `twofold_devices` has it |
+//! | `virtio` | a transport | as the model of `twofold_devices` has it: registers, queues, chains that the device has taken |
+//! | `card` | a transport | what the card is for its guest ([`saved::Card`]) |
 //! | `balloon` | a piece of [`PIECE`] words, if one is not 0 | the pages in the balloon: a bit for each page of RAM |
 //!
-//! A device's far end is not part of it: disks and network cards, which have one, are refused.
+//! A device's far end is not part of it. Frames that wait for a card are the network's, which may drop frames: they are not in
+//! a buffer of the guest. A restored card announces itself ([`Card::announce`]). Disks are refused.
 //!
 //! Invariant: every device is polled after its restore, before the guest runs: what its driver has queued is found then.
 
@@ -14,13 +16,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use twofold_devices::StateError;
-use twofold_devices::virtio::{Balloon, Console, Rng};
-use twofold_vmm::saved::Section;
+use twofold_devices::virtio::{Balloon, Console, Net, Rng};
+use twofold_vmm::saved::{self, Section};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Kind, VirtioDevices, interrupt};
 use crate::gic::guest::GuestGic;
+use crate::vm::saved::Unrestored;
 
 /// Words of the balloon's bits in a section: those of 1 GiB.
 const PIECE: usize = 4096;
@@ -30,21 +33,24 @@ impl VirtioDevices {
     pub(crate) fn unsaved(&self) -> Option<&'static str> {
         self.slots.iter().find_map(|slot| match slot.device.lock().kind {
             Kind::Disk(_) => Some("a disk"),
-            Kind::Card(_) => Some("a network card"),
-            Kind::Console(_) | Kind::Random(_) | Kind::Balloon(_) => None,
+            Kind::Card(_) | Kind::Console(_) | Kind::Random(_) | Kind::Balloon(_) => None,
         })
     }
 
     /// Appends the sections of the devices. The guest is stopped, and has none that is [unsaved](Self::unsaved).
     pub(crate) fn save(&self, to: &mut Vec<u8>) -> Result<(), StateError> {
         for (instance, slot) in (0..).zip(&self.slots) {
-            let mut room = vec![0; Balloon::STATE_MAX.max(Console::STATE_MAX).max(Rng::STATE_MAX)];
+            let mut room = vec![0; MODEL_MAX];
             let device = slot.device.lock();
             let bytes = match &device.kind {
+                Kind::Card(card) => {
+                    Section { name: "card", instance, bytes: &card.identity().bytes() }.write(to);
+                    card.net.state(&mut room)?
+                }
                 Kind::Console(console) => console.state(&mut room)?,
                 Kind::Random(random) => random.state(&mut room)?,
                 Kind::Balloon(balloon) => balloon.device.state(&mut room)?,
-                Kind::Disk(_) | Kind::Card(_) => continue,
+                Kind::Disk(_) => continue,
             };
             Section { name: "virtio", instance, bytes }.write(to);
             if let Kind::Balloon(balloon) = &device.kind {
@@ -59,19 +65,41 @@ impl VirtioDevices {
         Ok(())
     }
 
-    /// Takes the state of a device. `None`: there is none with this number.
-    pub(crate) fn restore(&self, transport: u32, bytes: &[u8], gic: &GuestGic) -> Option<Result<(), StateError>> {
+    /// Takes a section. `None`: it is of no device that the guest has.
+    pub(crate) fn restore(&self, section: &Section<'_>, gic: &GuestGic) -> Option<Result<(), Unrestored>> {
+        let Section { name, instance, bytes } = *section;
+        match name {
+            "virtio" => self.restore_model(instance, bytes, gic),
+            "card" => {
+                let device = self.slots.get(instance as usize)?.device.lock();
+                let Kind::Card(card) = &device.kind else { return None };
+                let there = saved::Card::read(bytes).map_err(Unrestored::from);
+                Some(
+                    there.and_then(|there| {
+                        there.check(&card.identity()).map_err(|why| Unrestored::Other(instance, why))
+                    }),
+                )
+            }
+            "balloon" => self.restore_balloon(instance, bytes),
+            _ => None,
+        }
+    }
+
+    fn restore_model(&self, transport: u32, bytes: &[u8], gic: &GuestGic) -> Option<Result<(), Unrestored>> {
         let slot = self.slots.get(transport as usize)?;
         let mut device = slot.device.lock();
         let level = match &mut device.kind {
+            Kind::Card(card) => {
+                taken(&mut card.net, |old| old.clone().with_state(bytes), Net::interrupt).inspect(|_| card.announce())
+            }
             Kind::Console(console) => taken(console.as_mut(), |old| old.clone().with_state(bytes), Console::interrupt),
             Kind::Random(random) => taken(random, |old| old.clone().with_state(bytes), Rng::interrupt),
             Kind::Balloon(balloon) => {
                 taken(&mut balloon.device, |old| old.clone().with_state(bytes), Balloon::interrupt)
             }
-            Kind::Disk(_) | Kind::Card(_) => return None,
+            Kind::Disk(_) => return None,
         };
-        Some(level.map(|level| {
+        Some(level.map_err(Unrestored::from).map(|level| {
             device.level = level;
             gic.set_shared(None, interrupt(transport as usize), level);
             slot.waker.note();
@@ -79,13 +107,14 @@ impl VirtioDevices {
     }
 
     /// Takes a piece of the pages in the balloon. `None`: there is no balloon.
-    pub(crate) fn restore_balloon(&self, piece: u32, bytes: &[u8]) -> Option<Result<(), StateError>> {
+    fn restore_balloon(&self, piece: u32, bytes: &[u8]) -> Option<Result<(), Unrestored>> {
+        let impossible = |why| Unrestored::from(StateError::Impossible(why));
         self.slots.iter().find_map(|slot| match &mut slot.device.lock().kind {
             Kind::Balloon(balloon) => {
-                Some(<[U64]>::ref_from_bytes(bytes).map_or(Err(StateError::Impossible("a part of a word")), |words| {
+                Some(<[U64]>::ref_from_bytes(bytes).map_or(Err(impossible("a part of a word")), |words| {
                     let at = piece as usize * PIECE;
                     let place = balloon.bits_mut().get_mut(at..at.saturating_add(words.len()));
-                    let place = place.ok_or(StateError::Impossible("pages that the guest does not have"))?;
+                    let place = place.ok_or(impossible("pages that the guest does not have"))?;
                     place.iter_mut().zip(words).for_each(|(place, word)| *place = word.get());
                     Ok(())
                 }))
@@ -94,6 +123,19 @@ impl VirtioDevices {
         })
     }
 }
+
+/// The most bytes of the state of a model.
+const MODEL_MAX: usize = {
+    let all = [Net::STATE_MAX, Balloon::STATE_MAX, Console::STATE_MAX, Rng::STATE_MAX];
+    let (mut most, mut at) = (0, 0);
+    while at < all.len() {
+        if all[at] > most {
+            most = all[at];
+        }
+        at += 1;
+    }
+    most
+};
 
 /// Replaces a device by the one that has a state, and returns the level of its line.
 fn taken<D>(

@@ -7,7 +7,8 @@
 //! | `time`, `power` | 0; a vCPU | as [`saved`] has them |
 //! | `registers`, `timer`, `stolen-time` | a vCPU | as [`crate::vcpu::saved`] has them |
 //! | `gic`, `uart`, `rtc` | 0 | as the models of `twofold_devices` have them |
-//! | `virtio`, `balloon` | a transport; a piece | as [`crate::virtio`] has them |
+//! | `virtio`, `card` | a transport | as [`crate::virtio`] has them |
+//! | `balloon` | a piece | as [`crate::virtio`] has them |
 //!
 //! What is not here: what waits in the console's buffers, which the launcher takes before; the counts of statistics; a
 //! running dirty log.
@@ -26,7 +27,7 @@ use twofold_memory::swap::Located;
 use twofold_stage2::Ipa;
 use twofold_vmm::life::{NotNow, State};
 use twofold_vmm::power::{RestoreError, Saved};
-use twofold_vmm::saved::{self, Section, SectionError, Time};
+use twofold_vmm::saved::{self, OtherDevice, Section, SectionError, Time};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -41,7 +42,7 @@ pub(crate) enum Unsaved {
     /// It runs, or has ended.
     #[error(transparent)]
     State(#[from] NotNow),
-    /// It has a disk, a network card or a store, which cannot be saved yet.
+    /// It has a disk or a store, which cannot be saved yet.
     #[error("the guest has {0}, which cannot be saved yet")]
     Has(&'static str),
     /// A vCPU is in its turn.
@@ -97,6 +98,9 @@ pub(crate) enum Unrestored {
     /// A device does not take it.
     #[error(transparent)]
     Device(#[from] twofold_devices::StateError),
+    /// A device is not the one that the guest knows: the one of this transport.
+    #[error("virtio device {0}: {1}")]
+    Other(u32, OtherDevice),
 }
 
 /// Why a page is not read or written.
@@ -170,14 +174,10 @@ impl Vm {
             ("time", 0) => self.restore_time(section.bytes),
             ("cpu", 0) => self.check_cpu(section.bytes),
             ("power", vcpu) => self.restore_power(vcpu as usize, section.bytes),
-            ("virtio", transport) => match self.devices.virtio.restore(transport, section.bytes, &self.devices.gic) {
-                Some(taken) => Ok(taken?),
-                None => Err(Unrestored::Unknown),
-            },
-            ("balloon", piece) => match self.devices.virtio.restore_balloon(piece, section.bytes) {
-                Some(taken) => Ok(taken?),
-                None => Err(Unrestored::Unknown),
-            },
+            ("virtio" | "card" | "balloon", _) => {
+                let taken = self.devices.virtio.restore(&section, &self.devices.gic);
+                taken.unwrap_or(Err(Unrestored::Unknown))
+            }
             (_, vcpu) => {
                 let slot = self.vcpus.get(vcpu as usize);
                 match slot.and_then(|slot| slot.state.lock().restore(&section)) {

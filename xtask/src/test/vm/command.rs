@@ -93,7 +93,19 @@ pub fn snapshot(machines: &Machines) -> anyhow::Result<()> {
     let workspace = machines.workspace();
     let (kernel, initrd) = machines.linux_files()?;
     let image = build::HYPERVISOR.image(workspace);
-    let mut run = twofold.command(["run", "--name", "web", "--cpus", "2", "--memory", "256M", "--timeout", "900"]);
+    let mut run = twofold.command([
+        "run",
+        "--name",
+        "web",
+        "--cpus",
+        "2",
+        "--memory",
+        "256M",
+        "--net",
+        "user",
+        "--timeout",
+        "900",
+    ]);
     run.args(["--append", "console=ttyAMA0 panic=-1 loglevel=7 twofold.stress=5 twofold.check"]);
     run.arg("--image").arg(&image).arg("--kernel").arg(kernel).arg("--initrd").arg(initrd);
     let mut run = Running(run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?);

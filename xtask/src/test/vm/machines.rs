@@ -2,6 +2,7 @@
 //! The guests of the suite, and how they are booted.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use twofold_launch::{Devices, Driver, GuestSettings, Outcome, Pages, Qemu, machi
 use twofold_workload::policies::Policies;
 use twofold_workspace::boot::{Boot, Image};
 use twofold_workspace::guest::{self, Wanted};
+use twofold_workspace::kernels::Kernel;
 use twofold_workspace::{Workspace, build, commands, fetch, initramfs, install, linux_bm};
 
 /// What the tests of the suite share.
@@ -102,6 +104,20 @@ impl Machines {
         // The same addresses in each run.
         let bare = self.bare(name, cpus, "console=ttyAMA0 panic=-1 loglevel=5 nokaslr");
         Ok(GuestSettings { kernel: linux.kernel, initrd: Some(initrd), memory: 256 << 20, ..bare })
+    }
+
+    /// The same with the drivers of virtio, which are loaded before the first command.
+    pub fn networked(&self, name: &str, cpus: u32, commands: &[String]) -> anyhow::Result<GuestSettings> {
+        let kernel = Kernel::DEFAULT.fetch(&self.workspace, false)?;
+        let mut files = BTreeMap::from([(commands::FILE.to_owned(), commands::lines(commands)?)]);
+        for module in &kernel.modules {
+            let name = module.file_name().unwrap_or_default().to_string_lossy();
+            files.insert(format!("modules/{name}"), fs::read(module).context("the cached kernel lost a module")?);
+        }
+        let busybox = fetch::fetch(&self.workspace, false)?.busybox;
+        let initrd = initramfs::make(&self.workspace, &format!("{name}.cpio"), initramfs::COMMANDS, &busybox, &files)?;
+        let bare = self.bare(name, cpus, "console=ttyAMA0 panic=-1 loglevel=5");
+        Ok(GuestSettings { kernel: kernel.kernel, initrd: Some(initrd), memory: 256 << 20, ..bare })
     }
 
     /// Boots guests that have to pass their own checks and then power off.

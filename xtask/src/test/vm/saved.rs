@@ -2,7 +2,10 @@
 //! The suite `vm`: guests that are saved, and restored in another machine.
 //!
 //! Each guest is stopped at a random instant. It is saved twice, restored in a machine that has not run it, and saved there
-//! at once: sections and pages are the same each time. Then it goes on there, to the end of its own check.
+//! at once: sections and pages are the same each time. Then it goes on there, to the end of its own check. [`cards`] has
+//! guests that talk with something that stays.
+
+pub mod cards;
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use twofold_abi::bundle::flags;
 use twofold_abi::channel::{Command, GuestState};
-use twofold_launch::devices::{Backing, Devices, Disk, Part};
+use twofold_launch::devices::{Backing, Devices, Disk, Network, Part};
 use twofold_launch::saved::SavedGuest;
 use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_launch::{Driver, GuestSettings, Outcome};
@@ -23,21 +26,23 @@ use crate::test::guests::seed;
 pub fn watcher(machines: &Machines, cpus: u32, moves: u64) -> anyhow::Result<()> {
     // The guest's counter stands still while it moves, so it has this time in all.
     let guest = machines.bare("guest", cpus, "watch=6000 moved");
-    moved(machines, &guest, ("watch: begins", 400), moves, Clock::Real)
+    moved(machines, &guest, ("watch: begins", 400), moves, Clock::Real, stays)
         .and_then(|outcome| passed(&outcome, "nothing changed"))
 }
 
 /// A guest without a clock, whose vCPUs interrupt each other: it ends as the one that was not moved.
 pub fn without_a_clock(machines: &Machines, moves: u64) -> anyhow::Result<()> {
     let guest = machines.bare("guest", 4, "lock=6000000 by=interrupt");
-    moved(machines, &guest, ("", 400), moves, Clock::Real).and_then(|outcome| passed(&outcome, "guest check: ok"))
+    moved(machines, &guest, ("", 400), moves, Clock::Real, stays)
+        .and_then(|outcome| passed(&outcome, "guest check: ok"))
 }
 
 /// Debian's Linux.
 pub fn linux(machines: &Machines, cpus: u32, moves: u64) -> anyhow::Result<()> {
     let guest = machines.linux("guest", cpus, 10)?;
     // It moves while it boots, and under load.
-    moved(machines, &guest, ("", 4000), moves, Clock::Real).and_then(|outcome| passed(&outcome, "guest check: ok"))
+    moved(machines, &guest, ("", 4000), moves, Clock::Real, stays)
+        .and_then(|outcome| passed(&outcome, "guest check: ok"))
 }
 
 /// Two restores of one guest end with the same console, by the instructions executed.
@@ -78,7 +83,8 @@ pub fn refusals(machines: &Machines) -> anyhow::Result<()> {
             Ok(driver.session.ask(None, Command::Quit).map(drop)?)
         })?;
     }
-    let guest = machines.bare("guest", 2, "watch=2000 moved");
+    let devices = Devices { nets: vec![Network::Inner], ..Devices::default() };
+    let guest = GuestSettings { devices, ..machines.bare("guest", 2, "watch=2000 moved") };
     let (outcome, saved) = machines.driven(vec![guest.clone()], Clock::Real, |driver| {
         let refused = |command: Command, why: &str| -> anyhow::Result<()> {
             let refusal = driver.session.ask(Some(0), command)?.refusal.context("it was not refused")?;
@@ -123,6 +129,11 @@ pub fn refusals(machines: &Machines) -> anyhow::Result<()> {
         refused(&section(b"registers", 0, &[7; 12]), "unknown register 0x7070707")?;
         refused(&section(b"gic", 0, &[0; 12]), "the state of an interrupt controller has 12 bytes")?;
         refused(&section(b"uart", 0, &[0; 3]), "3")?;
+        refused(&section(b"card", 0, &[2; 8]), "the address of a card is 0x202")?;
+        let other = &[2, 0x74, 0x66, 0, 7, 0, 0, 0];
+        refused(&section(b"card", 0, other), "address was 02:74:66:00:07:00, and is 02:74:66:00:00:00 here")?;
+        refused(&section(b"card", 1, &[0; 8]), "nothing of which it could be the state")?;
+        refused(&section(b"virtio", 0, &[0; 8]), "a state of 8 bytes")?;
         refused(&section(b"floppy", 0, &[]), "nothing of which it could be the state")?;
         let request = session.send_with(0, Command::Write(0x4_0000), &[1; 100])?;
         let refusal = session.answer(request)?.refusal.context("a page of 100 bytes was taken")?;
@@ -134,13 +145,15 @@ pub fn refusals(machines: &Machines) -> anyhow::Result<()> {
 }
 
 /// Moves the guest up to `moves` times, while it runs, from machine to machine: the first time after the line that it
-/// `begins` with, and each time after a random number of milliseconds below `most`. Returns how the last one ended.
+/// `begins` with, and each time after `stays` has returned and a random number of milliseconds below `most`. `stays` learns
+/// whether the guest is to move again. Returns how the last one ended.
 fn moved(
     machines: &Machines,
     guest: &GuestSettings,
     (begins, most): (&str, u64),
     moves: u64,
     clock: Clock,
+    mut stays: impl FnMut(bool) -> anyhow::Result<()> + Send,
 ) -> anyhow::Result<Outcome> {
     let mut random = seed();
     output::remark(&format!("seed {random}"));
@@ -157,6 +170,7 @@ fn moved(
                 Some(before) => restored(&driver, before)?,
                 None => begun(&driver, begins)?,
             }
+            stays(has_more)?;
             // It runs: this waits no more.
             if has_more { saved_at(&driver, guest, "", delay) } else { Ok(None) }
         })?;
@@ -170,6 +184,11 @@ fn moved(
         }
     }
     unreachable!("the loop has no end")
+}
+
+/// Nothing has to happen between two moves.
+fn stays(_: bool) -> anyhow::Result<()> {
+    Ok(())
 }
 
 /// These settings, for a guest that comes from elsewhere.
