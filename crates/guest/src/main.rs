@@ -179,6 +179,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Virtio { frames } => virtio::run(&memory, frames)?,
         Program::Buffers { bytes } => virtio::buffers::run(&memory, bytes)?,
         Program::Balloon { bytes } => virtio::balloon::run(&memory, bytes)?,
+        Program::Busy { rounds } => virtio::busy::run(&memory, rounds)?,
         Program::Exchange => virtio::exchange::run(&memory)?,
         Program::Failing { rounds } => virtio::failing::run(&memory, rounds)?,
         Program::Shrinking => virtio::failing::shrinking(&memory)?,

@@ -81,6 +81,8 @@ pub enum Program<'a> {
     Storm { rounds: u64, seed: u64 },
     /// `failing=ROUNDS`: writes and reads disks of which requests fail.
     Failing { rounds: u64 },
+    /// `busy=ROUNDS`: has several requests of each disk in flight.
+    Busy { rounds: u64 },
     /// `exchange`: sends frames to a peer outside until that has had enough.
     Exchange,
     /// `shrinking`: waits until disks become smaller.
@@ -178,6 +180,7 @@ impl<'a> Program<'a> {
                 "buffers" => Self::Buffers { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "balloon" => Self::Balloon { bytes: size(value).ok_or(Failure::Size { key, value })? },
                 "storm" => Self::Storm { rounds: number(key, value)?, seed: seed(arguments)? },
+                "busy" => Self::Busy { rounds: number(key, value)? },
                 "exchange" => Self::Exchange,
                 "failing" => Self::Failing { rounds: number(key, value)? },
                 "shrinking" => Self::Shrinking,

@@ -25,6 +25,7 @@ use twofold_vmm::session::{Asked, Guests, PART_MAX};
 use crate::channel::{self, Polled};
 use crate::schedule::cpu::Progress;
 use crate::vm::commanded::Quit;
+use crate::vm::saved::Unsaved;
 use crate::vm::sweep::{Sweep, Unswept};
 use crate::vm::{self, Vm};
 use crate::{consoles, heap, read_sysreg, stats};
@@ -334,6 +335,8 @@ impl Answer {
                 self.next = has_more.then_some(part + 1);
                 Some(UnderWay::Content(self))
             }
+            // The disk ends what it works on by itself, and nothing new begins.
+            Some(Err(Unsaved::Busy)) => Some(UnderWay::Content(self)),
             Some(Err(why)) => {
                 refuse(self.asked, Reason::State, format_args!("{why}"));
                 None

@@ -138,6 +138,22 @@ pub enum DeviceError {
         /// The reason.
         why: WhyNot,
     },
+    /// A guest that comes from elsewhere has another number of disks.
+    #[error("the guest has {has} disks, and --disk is given for {given}; give one for each, in their order")]
+    Disks {
+        /// Disks of the guest.
+        has: usize,
+        /// Disks that were given.
+        given: usize,
+    },
+    /// A disk of a guest that comes from elsewhere cannot be this one.
+    #[error(
+        "--disk: the guest's disk {number} had another `offset`, `size` or `ro`, or is in memory here; give it as it was"
+    )]
+    OtherDisk {
+        /// The disk's place, from 1.
+        number: usize,
+    },
     /// A guest that comes from elsewhere has another number of cards.
     #[error("the guest has {has} network cards, and --net is given for {given}; give one for each, in their order")]
     Cards {
@@ -246,7 +262,66 @@ impl HostDevices {
             };
             Ok(HostCard { mac: *mac, network })
         });
-        Ok(Self { disks: Vec::new(), cards: cards.collect::<io::Result<_>>()? })
+        let disks = guest.disk.iter().take(guest.disks.get() as usize).filter_map(|record| {
+            let disk = self.disks.iter().find(|disk| record.has_id(&disk.serial))?;
+            Some((record, disk))
+        });
+        let mut own: Vec<HostDisk> = Vec::new();
+        for (record, disk) in disks {
+            let part = HostPart { part: Part::of(record), is_read_only: record.is_read_only() };
+            match own.iter_mut().find(|own| own.serial == disk.serial) {
+                Some(shared) => shared.parts.push(part),
+                None => {
+                    let backing = match &disk.backing {
+                        Backing::File(path) => Backing::File(absolute(path)?),
+                        Backing::Server(path) => Backing::Server(absolute(path)?),
+                        memory => memory.clone(),
+                    };
+                    own.push(HostDisk { serial: disk.serial.clone(), backing, parts: vec![part] });
+                }
+            }
+        }
+        Ok(Self { disks: own, cards: cards.collect::<io::Result<_>>()? })
+    }
+
+    /// The images that a guest writes to.
+    pub fn written_files(&self) -> impl Iterator<Item = PathBuf> {
+        self.disks.iter().filter(|disk| !disk.is_read_only()).filter_map(|disk| match &disk.backing {
+            Backing::File(path) => Some(path.clone()),
+            Backing::Server(_) | Backing::Memory(_) => None,
+        })
+    }
+
+    /// A disk that a guest writes to.
+    #[must_use]
+    pub fn written(&self) -> Option<&Path> {
+        self.disks.iter().find(|disk| !disk.is_read_only()).map(HostDisk::path)
+    }
+
+    /// Gives the disks of a guest with this record other places, in their order: where the same contents are now.
+    ///
+    /// # Errors
+    ///
+    /// These are not as many disks, or other parts of theirs, or they are read-only where the guest's were not.
+    pub fn set_disks(&mut self, guest: &bundle::Guest, disks: &[Disk]) -> Result<(), DeviceError> {
+        let has = guest.disks.get() as usize;
+        if has != disks.len() {
+            return Err(DeviceError::Disks { has, given: disks.len() });
+        }
+        for ((number, record), given) in (1..).zip(&guest.disk).zip(disks) {
+            let is_like = matches!(given.backing, Backing::File(_) | Backing::Server(_))
+                && given.part == Part::of(record)
+                && given.is_read_only == record.is_read_only();
+            if !is_like {
+                return Err(DeviceError::OtherDisk { number });
+            }
+        }
+        for (record, given) in guest.disk.iter().zip(disks) {
+            for disk in self.disks.iter_mut().filter(|disk| record.has_id(&disk.serial)) {
+                disk.backing = given.backing.clone();
+            }
+        }
+        Ok(())
     }
 
     /// Gives the cards of a guest with this record other networks, in their order.
@@ -403,6 +478,11 @@ impl HostDisk {
 }
 
 impl Part {
+    fn of(record: &bundle::Disk) -> Self {
+        let size = Some(record.sectors.get() * SECTOR).filter(|size| *size != 0);
+        Self { offset: record.start.get() * SECTOR, size }
+    }
+
     fn is_possible(&self) -> bool {
         self.offset.is_multiple_of(SECTOR) && self.size.is_none_or(|size| size != 0 && size.is_multiple_of(SECTOR))
     }
@@ -415,6 +495,23 @@ impl Part {
     fn overlaps(&self, other: &Self) -> bool {
         let end = |part: &Self| part.size.map_or(u64::MAX, |size| part.offset.saturating_add(size));
         self.offset < end(other) && other.offset < end(self)
+    }
+}
+
+trait Record {
+    fn has_id(&self, serial: &str) -> bool;
+    fn is_read_only(&self) -> bool;
+}
+
+impl Record for bundle::Disk {
+    /// Whether this serial number is the disk's, and no disk in memory is meant.
+    fn has_id(&self, serial: &str) -> bool {
+        let used = self.id.iter().position(|byte| *byte == 0).unwrap_or(self.id.len());
+        self.kind.get() == bundle::disk::HOST && self.id[..used] == *serial.as_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.flags.get() & bundle::disk::READ_ONLY != 0
     }
 }
 
@@ -619,6 +716,36 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         assert_eq!(own.cards[0].network, switch("/c"));
+    }
+
+    #[test]
+    fn a_guest_takes_its_own_disks_along_and_may_have_them_elsewhere() {
+        let files = GuestFiles::new();
+        let disk = |name: &str, part, is_read_only| Disk { backing: Backing::File(name.into()), part, is_read_only };
+        let half = Part { offset: 512, size: Some(512) };
+        let mut guests = vec![files.guest(), files.guest()];
+        guests[0].devices.disks = vec![disk("/a", WHOLE, true)];
+        guests[1].devices.disks = vec![disk("/b", half, false), disk("/a", WHOLE, true)];
+        let mut record = <bundle::Guest as zerocopy::FromZeros>::new_zeroed();
+        record.disks = 2.into();
+        (0..2).for_each(|number| record.disk[number] = super::disk(&guests, 1, number));
+        let mut own = HostDevices::of(&guests).only(&record).unwrap();
+        let places = |own: &HostDevices| own.disks.iter().map(|disk| disk.path().to_owned()).collect::<Vec<_>>();
+        assert_eq!(places(&own), [Path::new("/b"), Path::new("/a")]);
+        assert_eq!(own.disks[0].parts, [HostPart { part: half, is_read_only: false }]);
+        assert_eq!((own.written(), own.written_files().count()), (Some(Path::new("/b")), 1));
+        own.set_disks(&record, &[disk("/c", half, false), disk("/d", WHOLE, true)]).unwrap();
+        assert_eq!(places(&own), [Path::new("/c"), Path::new("/d")]);
+        let memory = Disk { backing: Backing::Memory(512), part: WHOLE, is_read_only: true };
+        for (disks, why) in [
+            (vec![disk("/c", half, false)], "has 2 disks, and --disk is given for 1"),
+            (vec![disk("/c", WHOLE, false), disk("/d", WHOLE, true)], "disk 1 had another"),
+            (vec![disk("/c", half, false), disk("/d", WHOLE, false)], "disk 2 had another"),
+            (vec![disk("/c", half, false), memory], "disk 2 had another"),
+        ] {
+            let error = own.set_disks(&record, &disks).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[test]

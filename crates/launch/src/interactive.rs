@@ -12,6 +12,7 @@ use thiserror::Error;
 use crate::hub::Hub;
 use crate::machine::Loaded;
 use crate::outcome::Outcome;
+use crate::owner::{self, OwnerError};
 use crate::run::{Launch, RunError, read_lines};
 use crate::sample::Known;
 use crate::session::Session;
@@ -31,6 +32,9 @@ pub enum InteractiveError {
     /// There is no such guest.
     #[error("--attach: {0}")]
     NoGuest(String),
+    /// The guest of a disk is elsewhere.
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
     /// The guest cannot be restored.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
@@ -55,6 +59,9 @@ pub fn run(
     let hub = Hub::new(Arc::clone(&session), &names);
     if let Loaded::Guest { bundle, .. } = &launch.machine.loaded {
         hub.started_with(bundle);
+        if from.is_none() {
+            owner::take(&bundle.devices)?;
+        }
     }
     let server = Server::start(&hub, guests.to_vec());
     if let Err(why) = &server {

@@ -11,7 +11,7 @@
 //!    A launch that is driven, or whose guests have their consoles there, has a session on it ([`session`], [`client`]).
 //!    Guests' consoles have any number of readers ([`hub`]): the terminal ([`terminal`]), with the monitor ([`monitor`]), and
 //!    those of other processes ([`socket`]), which take figures too ([`sample`]). A stopped guest is saved and restored there ([`saved`]), and is
-//!    in a file meanwhile ([`snapshot`]). [`interactive`] is a run with all of them.
+//!    in a file meanwhile ([`snapshot`]); its disks stay, and have owners ([`owner`]). [`interactive`] is a run with all of them.
 //! 5. [`Verdict`] says in one sentence what happened and what to do next ([`verdict`]).
 //!
 //! An [`Experiment`] does all of that in one call, and returns the figures ([`experiment`]); [`exits::measure`] does so
@@ -41,6 +41,7 @@ pub mod layout;
 pub mod machine;
 pub mod monitor;
 pub mod outcome;
+pub mod owner;
 pub mod qemu;
 pub mod report;
 pub mod run;

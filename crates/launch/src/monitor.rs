@@ -12,7 +12,7 @@ use crate::hub::Hub;
 use crate::sample::word;
 use crate::session::Answer;
 use crate::size::Size;
-use crate::snapshot;
+use crate::snapshot::{self, After};
 
 /// The commands that the monitor carries out.
 pub const HELP: &str = "\
@@ -27,6 +27,7 @@ split [GUEST]        splits the blocks that map its RAM into pages
 coalesce [GUEST]     makes blocks of pages again, where all of a block was touched, and no log runs
 balloon SIZE [GUEST] asks it to keep this much of its memory, such as 256M, and to give up the rest
 snapshot FILE [GUEST]  writes it into a file, from which `twofold run --from FILE` goes on; the guest goes on here, too
+suspend FILE [GUEST]   the same, and ends it here: for a guest that writes to a disk
 quit [GUEST]         ends the guest; without a name, all guests, and so the machine
 help                 this text
 Without a name, a command is for the guest whose console this is.
@@ -37,7 +38,7 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
     let mut words = line.split_whitespace().peekable();
     let Some(name) = words.next() else { return String::new() };
     let part = if name == "dirty" { words.next_if(|word| matches!(*word, "start" | "stop")) } else { None };
-    let file = if name == "snapshot" { words.next() } else { None };
+    let file = if matches!(name, "snapshot" | "suspend") { words.next() } else { None };
     let kept = match if name == "balloon" { words.next() } else { None }.map(mebibytes) {
         Some(Err(why)) => return format!("balloon: {why}\n"),
         Some(Ok(kept)) => Some(kept),
@@ -75,6 +76,13 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
                 Err(why) => format!("snapshot: {why}\n"),
             };
         }
+        ("suspend", _) => {
+            let Some(file) = file else { return "suspend: give a file\n".to_owned() };
+            return match suspend(hub, named.unwrap_or(current), Path::new(file), &mut |_| ()) {
+                Ok(size) => format!("suspend: done, {size} bytes\n"),
+                Err(why) => format!("suspend: {why}\n"),
+            };
+        }
         ("quit", _) => Command::Quit,
         _ => return format!("there is no command {name:?}; `help` has all\n"),
     };
@@ -89,14 +97,27 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
     }
 }
 
-/// Writes a snapshot of a guest into a file, and returns its size in bytes.
+/// Writes a snapshot of a guest into a file, and returns its size in bytes. The guest goes on.
 ///
 /// # Errors
 ///
 /// Why there is none.
 pub fn snapshot(hub: &Hub, guest: u16, file: &Path) -> Result<u64, String> {
+    write(hub, guest, file, After::GoesOn)
+}
+
+/// The same, and ends the guest. `ends` is called with the size right before, because the machine may end with the guest.
+///
+/// # Errors
+///
+/// Why there is none, or the guest did not end.
+pub fn suspend(hub: &Hub, guest: u16, file: &Path, ends: &mut dyn FnMut(u64)) -> Result<u64, String> {
+    write(hub, guest, file, After::Ends(ends))
+}
+
+fn write(hub: &Hub, guest: u16, file: &Path, after: After<'_>) -> Result<u64, String> {
     let bundle = hub.bundle().ok_or("this run does not know what its guests were started with")?;
-    snapshot::write(hub.session(), guest, bundle, file).map_err(|why| why.to_string())
+    snapshot::write(hub.session(), guest, bundle, file, after).map_err(|why| why.to_string())
 }
 
 /// A size as a number of MiB.

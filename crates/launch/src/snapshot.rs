@@ -19,18 +19,19 @@ use thiserror::Error;
 use twofold_abi::bundle::{self, ALIGN, Header, NAME_MAX, flags};
 use twofold_abi::channel::{Command, GuestState, PAGE_SIZE};
 use twofold_abi::virt::{self, MAX_CPUS};
-use twofold_migration::commit::{Owner, Ownership};
+use twofold_migration::commit::Ownership;
 use twofold_migration::stream::{
     Capabilities, Compression, Hello, Name, ReadError, Reader, Record, Slot, WriteError, Writer,
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::bundle::Bundle;
-use crate::devices::{DeviceError, HostDevices, Network};
+use crate::devices::{DeviceError, Disk, HostDevices, Network};
 use crate::guest::MEMORY_MAX;
+use crate::owner::{self, OwnerError};
 use crate::sample::Known;
 use crate::saved::{HEAD, SavedError, SavedGuest, sections};
-use crate::session::{Session, SessionError};
+use crate::session::{Answer, Session, SessionError};
 
 /// The machine model of our guests, in the hello.
 const MODEL: &str = "twofold-virt-1";
@@ -85,28 +86,66 @@ pub enum SnapshotError {
     /// The guest did not go on.
     #[error("the guest was restored, and cannot go on: {0}")]
     NotStarted(String),
+    /// It writes to a disk, so it cannot be in two places.
+    #[error(
+        "the guest writes to the disk {0}, which would not fit its memory in the file once the guest goes on here: have it end \
+         here (`twofold snapshot --end`, `suspend` in the monitor)"
+    )]
+    Writes(PathBuf),
+    /// The guest of a disk is elsewhere.
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
+    /// The guest is in the file, and did not end.
+    #[error("the guest is in the file, and did not end here: {0}")]
+    NotEnded(String),
     /// The guest did not stop.
     #[error("the guest cannot be stopped: {0}")]
     NotStopped(String),
 }
 
-/// Writes guest number `guest` into a file. `bundle` is what started it. A guest that runs is stopped for this, and
-/// goes on. Returns the number of bytes.
+/// What becomes of a guest that is in a file.
+pub enum After<'a> {
+    /// It goes on, too.
+    GoesOn,
+    /// It ends, right after this was called with the file's size: its machine may end with it.
+    Ends(&'a mut dyn FnMut(u64)),
+}
+
+/// Writes guest number `guest` into a file. `bundle` is what started it. A guest that runs is stopped for this.
+/// Returns the number of bytes.
 ///
 /// # Errors
 ///
-/// [`SnapshotError`]. The guest is as before, and the file is not there.
-pub fn write(session: &Session, guest: u16, bundle: &Bundle, path: &Path) -> Result<u64, SnapshotError> {
+/// [`SnapshotError`]. The guest is as before, and the file is not there, unless the error says so.
+pub fn write(
+    session: &Session,
+    guest: u16,
+    bundle: &Bundle,
+    path: &Path,
+    after: After<'_>,
+) -> Result<u64, SnapshotError> {
     let unusable = |why| SnapshotError::File { path: bundle.path.clone(), why };
     let alone = alone(&bundle.path, guest).map_err(unusable)?;
     let record = record(&alone).ok_or_else(|| content(&bundle.path, "the guest's own bundle is none"))?;
     let host = bundle.devices.only(&record).map_err(unusable)?;
+    let ends = matches!(after, After::Ends(_));
+    if let Some(disk) = host.written().filter(|_| !ends) {
+        return Err(SnapshotError::Writes(disk.to_owned()));
+    }
     let runs = session.state(guest) == Some(GuestState::Running);
     if runs && let Some(refusal) = session.ask(Some(guest), Command::Stop)?.refusal {
         return Err(SnapshotError::NotStopped(refusal.text));
     }
-    let started = Started { alone: &alone, record: &record, host: &host };
+    let started = Started { alone: &alone, record: &record, host: &host, ends };
     let written = write_stopped(session, guest, &started, path);
+    if let (Ok(size), After::Ends(ends)) = (&written, after) {
+        ends(*size);
+        return match session.ask(Some(guest), Command::Quit) {
+            Ok(Answer { refusal: Some(refusal), .. }) => Err(SnapshotError::NotEnded(refusal.text)),
+            // The machine may have ended with it.
+            _ => written,
+        };
+    }
     if runs {
         session.ask(Some(guest), Command::Continue)?;
     }
@@ -118,6 +157,8 @@ struct Started<'a> {
     alone: &'a [u8],
     record: &'a bundle::Guest,
     host: &'a HostDevices,
+    /// It ends here when it is in the file.
+    ends: bool,
 }
 
 fn write_stopped(session: &Session, guest: u16, started: &Started<'_>, path: &Path) -> Result<u64, SnapshotError> {
@@ -136,7 +177,10 @@ fn write_stopped(session: &Session, guest: u16, started: &Started<'_>, path: &Pa
     };
     let file = file.map_err(unusable)?;
     let written = stream(&saved, started, Stream(BufWriter::new(file)))
-        .map_err(|why| SnapshotError::Write { path: path.to_owned(), why })
+        .map_err(|why| match why {
+            Unwritten::Stream(why) => SnapshotError::Write { path: path.to_owned(), why },
+            Unwritten::Owner(why) => why.into(),
+        })
         .and_then(|bytes| std::fs::rename(&partial, path).map(|()| bytes).map_err(unusable));
     if written.is_err() {
         // The error that matters is the one above.
@@ -145,12 +189,20 @@ fn write_stopped(session: &Session, guest: u16, started: &Started<'_>, path: &Pa
     written
 }
 
+#[derive(Debug, Error)]
+enum Unwritten {
+    #[error(transparent)]
+    Stream(#[from] WriteError),
+    #[error(transparent)]
+    Owner(#[from] OwnerError),
+}
+
 /// Writes the stream, and returns its size in bytes.
 fn stream(
     saved: &SavedGuest,
-    &Started { alone, record, host }: &Started<'_>,
+    &Started { alone, record, host, ends }: &Started<'_>,
     sink: Stream<BufWriter<File>>,
-) -> Result<u64, WriteError> {
+) -> Result<u64, Unwritten> {
     let slots = slots(record);
     let mut writer = Writer::new(sink, Compression::Lz4);
     writer.hello(&Hello {
@@ -192,9 +244,9 @@ fn stream(
         let Some((name, instance, version)) = head(section) else { continue };
         writer.section(name, instance, version, &section[HEAD..])?;
     }
-    // Nothing shares a disk with the guest, so nothing else has to know its owner.
-    let [host, incarnation] = [(); 2].map(|()| random());
-    writer.end(Ownership { owner: Owner { host, incarnation }, epoch: 0 })?;
+    // A guest that writes to no image shares nothing with another one, so nothing else has to know its owner.
+    let offered = if ends { owner::offer(host)? } else { None };
+    writer.end(offered.unwrap_or(Ownership { owner: owner::this(), epoch: 0 }))?;
     writer.flush()?;
     Ok(writer.bytes())
 }
@@ -265,6 +317,15 @@ impl Snapshot {
         Ok(Self { path: path.to_owned(), reader, slots, bundle, record, devices, guest, memory })
     }
 
+    /// Gives the guest's disks other places than they had: there are the same contents now.
+    ///
+    /// # Errors
+    ///
+    /// The guest's disks do not fit these.
+    pub fn set_disks(&mut self, disks: &[Disk]) -> Result<(), DeviceError> {
+        self.devices.set_disks(&self.record, disks)
+    }
+
     /// Gives the guest's cards other networks than they had.
     ///
     /// # Errors
@@ -295,15 +356,17 @@ impl Snapshot {
     /// [`SnapshotError`]. The guest has not run.
     pub fn restore(mut self, session: &Session) -> Result<(), SnapshotError> {
         // All of it is whole: only now the guest gets any of it.
-        self.rest()?.restore(session, 0)?;
+        let (saved, offered) = self.rest()?;
+        saved.restore(session, 0)?;
+        owner::accept(&self.devices, offered)?;
         match session.ask(Some(0), Command::Continue)?.refusal {
             None => Ok(()),
             Some(refusal) => Err(SnapshotError::NotStarted(refusal.text)),
         }
     }
 
-    /// Reads the guest's pages and sections, to the end of the file.
-    fn rest(&mut self) -> Result<SavedGuest, SnapshotError> {
+    /// Reads the guest's pages and sections, to the end of the file: whose the guest was then.
+    fn rest(&mut self) -> Result<(SavedGuest, Ownership), SnapshotError> {
         let mut saved = SavedGuest::default();
         loop {
             match next(&mut self.reader, &self.path)? {
@@ -319,7 +382,7 @@ impl Snapshot {
                 }
                 Record::Part(bytes) => saved.sections.extend_from_slice(bytes),
                 Record::ZeroPages { .. } | Record::RoundEnd { .. } => {}
-                Record::End(_) => return Ok(saved),
+                Record::End(offered) => return Ok((saved, offered)),
                 other => return Err(content(&self.path, &format!("{other:?} in a stopped guest"))),
             }
         }
@@ -459,7 +522,7 @@ mod tests {
         let alone = alone(&bundle.path, 1).unwrap();
         let record = record(&alone).unwrap();
         let host = bundle.devices.only(&record).unwrap();
-        let started = Started { alone: &alone, record: &record, host: &host };
+        let started = Started { alone: &alone, record: &record, host: &host, ends: false };
         let path = directory.join("two.snapshot");
         let sink = Stream(BufWriter::new(File::create(&path).unwrap()));
         stream(&SavedGuest { sections: sections.clone(), pages }, &started, sink).unwrap();
@@ -480,7 +543,7 @@ mod tests {
         let written = std::fs::read(&bundle).unwrap();
         let (header, _) = Header::read_from_prefix(&written).unwrap();
         assert_eq!((header.flags.get(), header.guests.get()), (flags::COUNT | flags::INCOMING, 1));
-        assert_eq!(snapshot.rest().unwrap(), saved);
+        assert_eq!(snapshot.rest().unwrap().0, saved);
         // The images are those of the guest.
         let record = record(&written).unwrap();
         let kernel = &written[record.kernel_offset.get() as usize..][..record.kernel_size.get() as usize];

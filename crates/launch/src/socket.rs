@@ -10,6 +10,7 @@
 //! | `command NAME LINE` | what the monitor has to say to LINE, to the end of the stream |
 //! | `sample` | a [`Sample`] as JSON, one line |
 //! | `snapshot NAME FILE` | after `ok`, the bytes of the [snapshot](crate::snapshot) that FILE is then; FILE begins with `/` |
+//! | `suspend NAME FILE` | the same, and then the guest ends |
 //!
 //! Invariants: the directory is the user's own, and no one else may enter it; a directory that is not so is refused. The
 //! socket goes with the run. What a client sends is a bounded line, or bytes for a console, whose reader it waits for.
@@ -172,13 +173,14 @@ impl Remote {
         serde_json::from_str(&json).map_err(|why| self.unusable(why.into()))
     }
 
-    /// Writes a snapshot of a guest into a file, and returns its size in bytes.
+    /// Writes a snapshot of a guest into a file, and returns its size in bytes. With `ends` the guest ends then.
     ///
     /// # Errors
     ///
     /// The run has ended, or why there is no snapshot.
-    pub fn snapshot(&self, guest: &str, file: &Path) -> Result<u64, SocketError> {
-        let (size, _) = self.ask(&format!("snapshot {guest} {}", file.display()))?;
+    pub fn snapshot(&self, guest: &str, file: &Path, ends: bool) -> Result<u64, SocketError> {
+        let word = if ends { "suspend" } else { "snapshot" };
+        let (size, _) = self.ask(&format!("{word} {guest} {}", file.display()))?;
         size.parse().map_err(|_| self.unusable(io::ErrorKind::InvalidData.into()))
     }
 
@@ -243,11 +245,23 @@ fn answer(stream: &UnixStream, hub: &Arc<Hub>, known: &[Known]) -> io::Result<()
             Ok(sample) => say(&format!("ok {}\n", serde_json::to_string(&sample)?)),
             Err(why) => say(&format!("error {why}\n")),
         },
-        ("console" | "command" | "snapshot", None) => say(&format!("error {}", monitor::no_guest(hub, name))),
+        ("console" | "command" | "snapshot" | "suspend", None) => {
+            say(&format!("error {}", monitor::no_guest(hub, name)))
+        }
         ("snapshot", Some(guest)) => match monitor::snapshot(hub, guest, Path::new(command)) {
             Ok(size) => say(&format!("ok {size}\n")),
             Err(why) => say(&format!("error {why}\n")),
         },
+        ("suspend", Some(guest)) => {
+            let mut said = None;
+            // Before this run may end with the guest.
+            let mut ends = |size: u64| said = Some(say(&format!("ok {size}\n")));
+            match (monitor::suspend(hub, guest, Path::new(command), &mut ends), said) {
+                (_, Some(said)) => said,
+                (Ok(size), None) => say(&format!("ok {size}\n")),
+                (Err(why), None) => say(&format!("error {why}\n")),
+            }
+        }
         ("command", Some(guest)) => {
             say("ok\n")?;
             say(&monitor::command(hub, guest, command))

@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | `time` | 0 | the guest's counter (u64), its ticks in a second (u64) |
 //! | `power` | a vCPU | the state: 0 off, 1 switched on, 2 on, 3 suspended (u64); for 1, entry and x0 (u64 each), else 0 |
+//! | `disk` | a transport | what a disk is for its guest: sectors (u64), 1 if it is read-only (u32), its serial number (20 bytes) |
 //! | `card` | a transport | what a network card is for its guest: its address (6 bytes), 0 (u16) |
 //!
 //! Invariant: what is read is checked in form. Whether it fits the guest is decided where it is used.
@@ -158,9 +159,42 @@ pub struct Card {
     pub mac: [u8; 6],
 }
 
+/// What a disk is for its guest, besides the state of its model. Its content is elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Its size.
+    pub sectors: u64,
+    /// The guest may not write.
+    pub is_read_only: bool,
+    /// Its serial number, padded with zeros.
+    pub id: [u8; 20],
+}
+
 /// Why a device is not the one that the guest knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum OtherDevice {
+    /// A disk has another size.
+    #[error("the disk had {there} sectors, and has {here} here: start the guest with the disk that it had")]
+    Sectors {
+        /// Where the guest comes from.
+        there: u64,
+        /// Here.
+        here: u64,
+    },
+    /// A disk can be written here alone, or there alone.
+    #[error("the disk was {}, and is {} here", access(*.was_read_only), access(!*.was_read_only))]
+    Access {
+        /// Where the guest comes from.
+        was_read_only: bool,
+    },
+    /// A disk has another serial number.
+    #[error("the disk's serial number was {there}, and is {here} here: start the guest with the disk that it had")]
+    Serial {
+        /// Where the guest comes from.
+        there: Serial,
+        /// Here.
+        here: Serial,
+    },
     /// A network card has another address.
     #[error("the card's address was {there}, and is {here} here: start the guest with the cards that it had")]
     Address {
@@ -169,6 +203,68 @@ pub enum OtherDevice {
         /// Here.
         here: Mac,
     },
+}
+
+fn access(is_read_only: bool) -> &'static str {
+    if is_read_only { "read-only" } else { "writable" }
+}
+
+/// The serial number of a disk, for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Serial(pub [u8; 20]);
+
+impl fmt::Display for Serial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());
+        write!(f, "`{}`", self.0[..used].escape_ascii())
+    }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct DiskRow {
+    sectors: U64,
+    is_read_only: U32,
+    id: [u8; 20],
+}
+
+impl Disk {
+    /// The content of its section.
+    #[must_use]
+    pub fn bytes(&self) -> [u8; 32] {
+        let Self { sectors, is_read_only, id } = *self;
+        let row = DiskRow { sectors: sectors.into(), is_read_only: u32::from(is_read_only).into(), id };
+        zerocopy::transmute!(row)
+    }
+
+    /// The disk that had this content.
+    ///
+    /// # Errors
+    ///
+    /// [`SectionError`].
+    pub fn read(bytes: &[u8]) -> Result<Self, SectionError> {
+        let DiskRow { sectors, is_read_only, id } = row(bytes)?;
+        check("whether a disk is read-only", is_read_only.get().into(), is_read_only <= 1)?;
+        Ok(Self { sectors: sectors.get(), is_read_only: is_read_only == 1, id })
+    }
+
+    /// Compares the disk that the guest had with the one that it has here.
+    ///
+    /// # Errors
+    ///
+    /// [`OtherDevice`].
+    pub fn check(&self, here: &Self) -> Result<(), OtherDevice> {
+        if self.id != here.id {
+            return Err(OtherDevice::Serial { there: Serial(self.id), here: Serial(here.id) });
+        }
+        if self.sectors != here.sectors {
+            return Err(OtherDevice::Sectors { there: self.sectors, here: here.sectors });
+        }
+        match self.is_read_only == here.is_read_only {
+            true => Ok(()),
+            false => Err(OtherDevice::Access { was_read_only: self.is_read_only }),
+        }
+    }
 }
 
 /// The address of a card, for a message.
@@ -299,6 +395,9 @@ mod tests {
         let card = Card { mac: [2, 0x74, 0x66, 0, 0, 1] };
         assert_eq!(Card::read(&card.bytes()), Ok(card));
         assert!(Card::read(&[1; 8]).is_err() && Card::read(&[0; 6]).is_err());
+        let disk = Disk { sectors: 5 << 40, is_read_only: true, id: *b"a serial number of 2" };
+        assert_eq!(Disk::read(&disk.bytes()), Ok(disk));
+        assert!(Disk::read(&[2; 32]).is_err() && Disk::read(&[0; 31]).is_err());
         let mut bad = power_bytes(State::On);
         bad[8] = 1;
         assert!(read_power(&bad).is_err());
@@ -310,6 +409,16 @@ mod tests {
         let card = |last| Card { mac: [2, 0x74, 0x66, 0, 0, last] };
         assert_eq!(card(1).check(&card(1)), Ok(()));
         let refused = card(1).check(&card(0x20)).unwrap_err().to_string();
+        let disk = Disk { sectors: 8, is_read_only: true, id: *b"twofold-0-0\0\0\0\0\0\0\0\0\0" };
+        assert_eq!(disk.check(&disk), Ok(()));
+        for (other, why) in [
+            (Disk { sectors: 9, ..disk }, "the disk had 8 sectors, and has 9 here"),
+            (Disk { is_read_only: false, ..disk }, "the disk was read-only, and is writable here"),
+            (Disk { id: [b'x'; 20], ..disk }, "was `twofold-0-0`, and is `xxxxxxxxxxxxxxxxxxxx` here"),
+        ] {
+            let error = disk.check(&other).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
         assert!(refused.starts_with("the card's address was 02:74:66:00:00:01, and is 02:74:66:00:00:20 here"));
     }
 }

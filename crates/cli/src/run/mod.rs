@@ -109,6 +109,9 @@ fn go_on(options: &Options, file: &Path) -> anyhow::Result<ExitCode> {
         let networks: Vec<_> = options.net.iter().filter_map(|Net(network)| network.clone()).collect();
         snapshot.set_networks(&networks)?;
     }
+    if !options.disk.is_empty() {
+        snapshot.set_disks(&options.disk)?;
+    }
     snapshot.devices.check()?;
     let directory = tempfile::Builder::new().prefix("twofold-").tempdir().context("cannot make a directory")?;
     let image = image::find(options.image.as_deref(), directory.path())?;

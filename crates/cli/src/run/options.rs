@@ -21,7 +21,7 @@ use twofold_workload::policies::Policies;
 use super::config::Config;
 
 /// The options that say what a guest is.
-const OF_GUESTS: [&str; 18] = [
+const OF_GUESTS: [&str; 17] = [
     "kernel",
     "initrd",
     "append",
@@ -31,7 +31,6 @@ const OF_GUESTS: [&str; 18] = [
     "resident",
     "swap",
     "async_fault",
-    "disk",
     "name",
     "weight",
     "guest",
@@ -100,8 +99,9 @@ pub struct Options {
     /// A file with the same (docs/run.md). Options replace what it says of the first guest
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Goes on with the guest in this file, which `twofold snapshot` has written: its settings and images are there, too. Its network
-    /// cards lead to where they led; --net, once for each card, gives them other networks
+    /// Goes on with the guest in this file, which `twofold snapshot` has written: its settings and images are there, too. Its disks are
+    /// where they were, and its network cards lead to where they led. --disk, once for each disk, says where the same disk is now;
+    /// --net, once for each card, gives it another network
     #[arg(long, value_name = "FILE", conflicts_with_all = OF_GUESTS)]
     pub from: Option<PathBuf>,
     /// Writes the guests' device trees to FILE (NAME.FILE for each, if there are several), and starts nothing

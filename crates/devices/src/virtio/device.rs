@@ -108,6 +108,22 @@ impl<M: Model> Virtio<M> {
     /// This device with the state in `bytes`. The embedder then sets the line to [`interrupt`](Self::interrupt), and
     /// polls the device.
     pub fn with_state(mut self, bytes: &[u8]) -> Result<Self, StateError> {
+        self.load(bytes)?;
+        Ok(self)
+    }
+
+    /// As [`with_state`](Self::with_state), in place: for a device that is large for the stack. One that refuses is as after
+    /// a reset.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<(), StateError> {
+        let loaded = self.load(bytes);
+        if loaded.is_err() {
+            self.transport.reset();
+            self.abandon();
+        }
+        loaded
+    }
+
+    fn load(&mut self, bytes: &[u8]) -> Result<(), StateError> {
         self.abandon();
         let mut from = Reader::new(bytes);
         self.transport = Transport::load(self.identity(), &mut from)?;
@@ -125,7 +141,7 @@ impl<M: Model> Virtio<M> {
                 return Err(StateError::Impossible("a queue's indices disagree with the chains that are taken"));
             }
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Does work on the queues, if the driver has them ready, and then what follows for the guest.

@@ -138,11 +138,19 @@ fn a_room_that_is_too_small_is_refused() {
 /// Bytes of a state, changed anywhere: refused, or the state of the device that they make.
 #[test]
 fn any_bytes_are_refused_or_kept() {
-    fn check<M: Model + std::fmt::Debug>(device: Virtio<M>, state: &[u8]) {
+    fn check<M: Model + Clone + std::fmt::Debug>(device: Virtio<M>, state: &[u8]) {
+        let (mut room, mut in_place) = (vec![0; Virtio::<M>::STATE_MAX], device.clone());
+        let fresh = device.state(&mut room).unwrap().to_vec();
+        let restored = in_place.restore(state);
         if let Ok(device) = device.with_state(state) {
-            let mut room = vec![0; Virtio::<M>::STATE_MAX];
             assert_eq!(device.state(&mut room).unwrap(), state);
         }
+        // In place, a device that refuses is as after a reset.
+        let expected = if restored.is_ok() { state } else { &fresh };
+        let found = in_place.state(&mut room).unwrap();
+        // The serial numbers of a disk's requests only rise, and the configuration keeps its generation.
+        assert!(found == expected || restored.is_err(), "{restored:?}");
+        assert!(restored.is_ok() || !in_place.interrupt() && found[..28] == fresh[..28], "{restored:?}");
     }
     let disk = busy_disk();
     let (console_state, net) = (console().state(), Board::new(Net::new([2; 6])).state());

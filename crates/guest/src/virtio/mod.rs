@@ -5,10 +5,11 @@
 //! requests in flight. Random bytes have to differ. A card exchanges frames with that of another guest, which runs
 //! the same program: the one whose address is lower asks, and the other answers ([`net`]). With 0 frames the cards are left
 //! alone. [`buffers`] spreads buffers over much RAM, [`balloon`] gives RAM up, [`storm`] is a driver that breaks the rules, [`failing`] uses disks that report errors,
-//! [`ranges`] discards, and [`exchange`] sends frames to a peer outside while the guest moves.
+//! [`ranges`] discards, [`busy`] has several requests in flight, and [`exchange`] sends frames to a peer outside while the guest moves.
 
 pub mod balloon;
 pub mod buffers;
+pub mod busy;
 mod disk;
 mod dma;
 pub mod exchange;

@@ -115,6 +115,10 @@ impl HostDisk for MachineDisk {
         Ok(())
     }
 
+    fn is_idle(&self, Client(client): Client) -> bool {
+        self.state.lock().clients.get(client).is_none_or(|seat| seat.flying == 0)
+    }
+
     fn ended(&self, Client(client): Client) -> Option<Ended> {
         self.state.lock().clients.get_mut(client)?.ended.pop()
     }

@@ -11,6 +11,8 @@ use twofold_devices::virtio::Next;
 use twofold_devices::virtio::block::{self, Block, DiskConfig, DiskError, Full, Operation, REQUESTS, SECTOR, Tag};
 use twofold_devices::{GuestRam, InterruptLine};
 
+use twofold_vmm::saved;
+
 use super::machine_disk::MachineBacking;
 use super::memory_disk::MemoryDisk;
 use crate::guest_ram::Ram;
@@ -20,6 +22,9 @@ pub struct Disk {
     pub(super) block: Block,
     requests: Requests,
     backing: Backing,
+    sectors: u64,
+    is_read_only: bool,
+    id: [u8; 20],
     pub(super) counts: Counts,
 }
 
@@ -70,7 +75,28 @@ pub(super) enum Moved {
 impl Disk {
     pub(super) fn new(config: DiskConfig, backing: Backing) -> Self {
         let requests = Requests([None; REQUESTS]);
-        Self { block: Block::new(config), requests, backing, counts: Counts::default() }
+        let DiskConfig { sectors, is_read_only, id } = config;
+        let block = Block::new(config);
+        Self { block, requests, backing, sectors, is_read_only, id, counts: Counts::default() }
+    }
+
+    /// What it is for its guest.
+    pub(super) fn identity(&self) -> saved::Disk {
+        let Self { sectors, is_read_only, id, .. } = *self;
+        saved::Disk { sectors, is_read_only, id }
+    }
+
+    /// Whether it can be saved: its content has to be where another machine reaches it.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.backing, Backing::Machine(_))
+    }
+
+    /// Whether the machine works on nothing of this disk's. Without a turn of the I/O task that stays so.
+    pub(super) fn is_idle(&self) -> bool {
+        match &self.backing {
+            Backing::Memory(_) => true,
+            Backing::Machine(machine) => machine.is_idle(),
+        }
     }
 
     /// Begins, moves and gives back requests, until nothing is left or this CPU is needed elsewhere.
@@ -78,6 +104,7 @@ impl Disk {
         if let Backing::Machine(machine) = &mut self.backing
             && let Some(sectors) = machine.resized()
         {
+            self.sectors = sectors;
             self.block.resize(sectors, line);
         }
         loop {

@@ -52,6 +52,9 @@ pub trait HostDisk: Sync {
     /// There is no room: the transfer comes back, and the client is woken when there is room.
     fn begin(&self, client: Client, transfer: Transfer) -> Result<(), Transfer>;
 
+    /// Whether the disk works on no transfer of this client. What has ended may not have been taken yet (D4).
+    fn is_idle(&self, client: Client) -> bool;
+
     /// D4: a transfer of this client that has ended.
     fn ended(&self, client: Client) -> Option<Ended>;
 }

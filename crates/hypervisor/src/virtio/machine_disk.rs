@@ -59,6 +59,11 @@ impl MachineBacking {
         Self { disk, client, start, own, sectors, range_max, free, tickets: [None; TRANSFERS], late: ArrayVec::new() }
     }
 
+    /// Whether the machine's disk works on nothing of this one's.
+    pub(super) fn is_idle(&self) -> bool {
+        self.disk.is_idle(self.client)
+    }
+
     /// How many sectors the part has now, if the machine's disk has another size than before.
     pub(super) fn resized(&mut self) -> Option<u64> {
         let has = self.disk.sectors().saturating_sub(self.start);

@@ -4,11 +4,26 @@
 //! | section | instance | content |
 //! |---|---|---|
 //! | `virtio` | a transport | as the model of `twofold_devices` has it: registers, queues, chains that the device has taken |
+//! | `disk` | a transport | what the disk is for its guest ([`saved::Disk`]) |
 //! | `card` | a transport | what the card is for its guest ([`saved::Card`]) |
 //! | `balloon` | a piece of [`PIECE`] words, if one is not 0 | the pages in the balloon: a bit for each page of RAM |
 //!
 //! A device's far end is not part of it. Frames that wait for a card are the network's, which may drop frames: they are not in
-//! a buffer of the guest. A restored card announces itself ([`Card::announce`]). Disks are refused.
+//! a buffer of the guest. A restored card announces itself ([`Card::announce`](super::card::Card::announce)).
+//!
+//! # Requests of disks
+//!
+//! A disk's content stays where it is, so a disk in memory is refused. A request that has begun and that the guest does not
+//! have back is in the model's state, and begins anew when the guest goes on. In steps:
+//!
+//! * Q1: the guest is stopped: the I/O task takes no turn, so nothing begins at the machine's disk.
+//! * Q2: the save waits until the machine's disk works on nothing of the guest's ([`VirtioDevices::is_idle`]).
+//! * Q3: the state is written. What has ended at the disk stays untaken (D4), so nothing of the guest's memory changes.
+//! * Q4: the restored guest's poll begins the requests of the state.
+//!
+//! **None is lost**: each is in the state until the guest has it back. **None is done late**: by Q2 the disk has ended all that was
+//! begun before Q4 begins it again. A write that was done before Q3 is written once more with the same data, while the guest
+//! still waits for it: no other request could have depended on it, and the guest sees one completion.
 //!
 //! Invariant: every device is polled after its restore, before the guest runs: what its driver has queued is found then.
 
@@ -16,7 +31,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use twofold_devices::StateError;
-use twofold_devices::virtio::{Balloon, Console, Net, Rng};
+use twofold_devices::virtio::{Balloon, Block, Console, Net, Rng};
 use twofold_vmm::saved::{self, Section};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
@@ -31,13 +46,22 @@ const PIECE: usize = 4096;
 impl VirtioDevices {
     /// What the guest has that cannot be saved.
     pub(crate) fn unsaved(&self) -> Option<&'static str> {
-        self.slots.iter().find_map(|slot| match slot.device.lock().kind {
-            Kind::Disk(_) => Some("a disk"),
-            Kind::Card(_) | Kind::Console(_) | Kind::Random(_) | Kind::Balloon(_) => None,
+        self.slots.iter().find_map(|slot| match &slot.device.lock().kind {
+            Kind::Disk(disk) if !disk.is_shared() => Some("a disk in memory"),
+            Kind::Disk(_) | Kind::Card(_) | Kind::Console(_) | Kind::Random(_) | Kind::Balloon(_) => None,
         })
     }
 
-    /// Appends the sections of the devices. The guest is stopped, and has none that is [unsaved](Self::unsaved).
+    /// Q2.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.slots.iter().all(|slot| match &slot.device.lock().kind {
+            Kind::Disk(disk) => disk.is_idle(),
+            Kind::Card(_) | Kind::Console(_) | Kind::Random(_) | Kind::Balloon(_) => true,
+        })
+    }
+
+    /// Appends the sections of the devices. The guest is stopped, and has none that is [unsaved](Self::unsaved). They
+    /// [are idle](Self::is_idle).
     pub(crate) fn save(&self, to: &mut Vec<u8>) -> Result<(), StateError> {
         for (instance, slot) in (0..).zip(&self.slots) {
             let mut room = vec![0; MODEL_MAX];
@@ -50,7 +74,10 @@ impl VirtioDevices {
                 Kind::Console(console) => console.state(&mut room)?,
                 Kind::Random(random) => random.state(&mut room)?,
                 Kind::Balloon(balloon) => balloon.device.state(&mut room)?,
-                Kind::Disk(_) => continue,
+                Kind::Disk(disk) => {
+                    Section { name: "disk", instance, bytes: &disk.identity().bytes() }.write(to);
+                    disk.block.state(&mut room)?
+                }
             };
             Section { name: "virtio", instance, bytes }.write(to);
             if let Kind::Balloon(balloon) = &device.kind {
@@ -80,6 +107,16 @@ impl VirtioDevices {
                     }),
                 )
             }
+            "disk" => {
+                let device = self.slots.get(instance as usize)?.device.lock();
+                let Kind::Disk(disk) = &device.kind else { return None };
+                let there = saved::Disk::read(bytes).map_err(Unrestored::from);
+                Some(
+                    there.and_then(|there| {
+                        there.check(&disk.identity()).map_err(|why| Unrestored::Other(instance, why))
+                    }),
+                )
+            }
             "balloon" => self.restore_balloon(instance, bytes),
             _ => None,
         }
@@ -97,7 +134,7 @@ impl VirtioDevices {
             Kind::Balloon(balloon) => {
                 taken(&mut balloon.device, |old| old.clone().with_state(bytes), Balloon::interrupt)
             }
-            Kind::Disk(_) => return None,
+            Kind::Disk(disk) => disk.block.restore(bytes).map(|()| disk.block.interrupt()),
         };
         Some(level.map_err(Unrestored::from).map(|level| {
             device.level = level;
@@ -126,7 +163,7 @@ impl VirtioDevices {
 
 /// The most bytes of the state of a model.
 const MODEL_MAX: usize = {
-    let all = [Net::STATE_MAX, Balloon::STATE_MAX, Console::STATE_MAX, Rng::STATE_MAX];
+    let all = [Block::STATE_MAX, Net::STATE_MAX, Balloon::STATE_MAX, Console::STATE_MAX, Rng::STATE_MAX];
     let (mut most, mut at) = (0, 0);
     while at < all.len() {
         if all[at] > most {

@@ -7,7 +7,7 @@
 //! | `time`, `power` | 0; a vCPU | as [`saved`] has them |
 //! | `registers`, `timer`, `stolen-time` | a vCPU | as [`crate::vcpu::saved`] has them |
 //! | `gic`, `uart`, `rtc` | 0 | as the models of `twofold_devices` have them |
-//! | `virtio`, `card` | a transport | as [`crate::virtio`] has them |
+//! | `virtio`, `disk`, `card` | a transport | as [`crate::virtio`] has them |
 //! | `balloon` | a piece | as [`crate::virtio`] has them |
 //!
 //! What is not here: what waits in the console's buffers, which the launcher takes before; the counts of statistics; a
@@ -42,9 +42,12 @@ pub(crate) enum Unsaved {
     /// It runs, or has ended.
     #[error(transparent)]
     State(#[from] NotNow),
-    /// It has a disk or a store, which cannot be saved yet.
+    /// It has a disk in memory or a store, which cannot be saved yet.
     #[error("the guest has {0}, which cannot be saved yet")]
     Has(&'static str),
+    /// A disk of the machine works on requests of the guest's.
+    #[error("a disk of the machine still works on the guest's requests")]
+    Busy,
     /// A vCPU is in its turn.
     #[error("the interrupt controller: {0}")]
     Gic(#[from] vgic::StateError),
@@ -129,7 +132,7 @@ fn address(page: u32) -> Ipa {
 
 impl Vm {
     /// Appends a part of the sections of the guest, which is stopped: the one of this number, from 0 on. Returns whether there
-    /// are more. The order is always the same.
+    /// are more. The order is always the same. [`Unsaved::Busy`] passes.
     pub(crate) fn save(&self, part: usize, to: &mut Vec<u8>) -> Result<bool, Unsaved> {
         let (state, counter) = self.life.change(|life, now| (life.state(), life.counter(now)));
         if state != State::Stopped {
@@ -140,6 +143,9 @@ impl Vm {
         }
         if let Some(device) = self.devices.virtio.unsaved() {
             return Err(Unsaved::Has(device));
+        }
+        if !self.devices.virtio.is_idle() {
+            return Err(Unsaved::Busy);
         }
         let Some(index) = part.checked_sub(1) else {
             let time = Time { counter, frequency: read_sysreg!(CNTFRQ_EL0) };
@@ -174,7 +180,7 @@ impl Vm {
             ("time", 0) => self.restore_time(section.bytes),
             ("cpu", 0) => self.check_cpu(section.bytes),
             ("power", vcpu) => self.restore_power(vcpu as usize, section.bytes),
-            ("virtio" | "card" | "balloon", _) => {
+            ("virtio" | "disk" | "card" | "balloon", _) => {
                 let taken = self.devices.virtio.restore(&section, &self.devices.gic);
                 taken.unwrap_or(Err(Unrestored::Unknown))
             }

@@ -150,18 +150,18 @@ pub fn snapshot(machines: &Machines) -> anyhow::Result<()> {
 /// Debian's kernel has booted, and the check begins.
 const BEGUN: &str = "Run /init as init process";
 
-struct Twofold {
+pub struct Twofold {
     program: PathBuf,
     /// Where runs are found.
     runs: PathBuf,
 }
 
 /// A child that is killed and reaped when its owner drops it.
-struct Running(Child);
+pub struct Running(pub Child);
 
 impl Twofold {
     /// Builds the command. Its runs are found in `runs` alone.
-    fn new(machines: &Machines, runs: &tempfile::TempDir) -> anyhow::Result<Self> {
+    pub fn new(machines: &Machines, runs: &tempfile::TempDir) -> anyhow::Result<Self> {
         let workspace = machines.workspace();
         let mut cargo = Command::new("cargo");
         // As the suite `host` builds it, so that nothing is built again: `--package` would choose other features of libraries.
@@ -169,20 +169,20 @@ impl Twofold {
         Ok(Self { program: workspace.root().join("target/debug/twofold"), runs: runs.path().to_owned() })
     }
 
-    fn command<const N: usize>(&self, words: [&str; N]) -> Command {
+    pub fn command<const N: usize>(&self, words: [&str; N]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(words).env("XDG_RUNTIME_DIR", &self.runs);
         command
     }
 
     /// Whether it ended with 0, and what it printed.
-    fn said<const N: usize>(&self, words: [&str; N]) -> anyhow::Result<(bool, String)> {
+    pub fn said<const N: usize>(&self, words: [&str; N]) -> anyhow::Result<(bool, String)> {
         let output = self.command(words).output()?;
         Ok((output.status.success(), String::from_utf8(output.stdout)?))
     }
 
     /// Each guest's name and state.
-    fn states(&self) -> anyhow::Result<String> {
+    pub fn states(&self) -> anyhow::Result<String> {
         let (_, json) = self.said(["stat", "--json", "--once"])?;
         let sample: serde_json::Value = serde_json::from_str(&json).with_context(|| format!("`{json}`"))?;
         let guests = sample["guests"].as_array().context("no guests")?;

@@ -18,6 +18,7 @@
 //! | [`host_devices`] | files of the host, parts of them, and QEMU's network behind them |
 //! | [`disk_errors`] | disks of the host that fail, become smaller, zero and discard |
 //! | [`saved`] | guests that are saved, and restored in another machine |
+//! | [`suspended`] | a guest that writes to a disk, moved by the command |
 //! | [`program`] | a bare-metal program as an ELF file |
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
@@ -37,6 +38,7 @@ mod resets;
 mod saved;
 mod shares;
 mod stolen;
+mod suspended;
 mod typed;
 mod virtio;
 
@@ -124,6 +126,10 @@ const TESTS: &[Test] = &[
     ("saved::cards::frames_come_once_while_a_guest_moves", Depth::Quick, |machines| saved::cards::frames(machines, 2)),
     ("saved::cards::frames_come_once_in_20_moves", Depth::Full, |machines| saved::cards::frames(machines, 20)),
     ("saved::cards::a_connection_of_linux_moves", Depth::Full, |machines| saved::cards::tcp(machines, 5)),
+    ("saved::disks::requests_in_flight_move", Depth::Quick, |machines| saved::disks::busy(machines, 6, 2)),
+    ("saved::disks::a_save_waits_for_the_disk", Depth::Quick, saved::disks::waits),
+    ("saved::disks::requests_in_flight_move_20_times", Depth::Full, |machines| saved::disks::busy(machines, 60, 20)),
+    ("saved::disks::files_of_linux_are_whole_after_moves", Depth::Full, |machines| saved::disks::linux(machines, 5)),
     ("saved::two_restores_end_alike", Depth::Full, saved::twice_the_same),
     ("saved::what_is_no_state_is_refused", Depth::Quick, saved::refusals),
     ("a_guest_beside_an_idle_cpu_is_stopped", Depth::Quick, commands::beside_an_idle_cpu),
@@ -141,6 +147,7 @@ const TESTS: &[Test] = &[
     ("a_byte_of_a_console_on_the_channel_is_cheap", Depth::Quick, consoles::cost),
     ("the_command_runs_guests_and_its_socket_takes_commands", Depth::Quick, command::run),
     ("the_command_saves_linux_into_a_file_and_goes_on_from_there", Depth::Quick, command::snapshot),
+    ("the_command_moves_a_guest_with_a_disk_through_a_file", Depth::Quick, suspended::disk),
     ("lost_time_is_stolen_time", Depth::Quick, stolen::lost_and_stolen),
     ("nothing_is_stolen_with_a_cpu_for_each_vcpu", Depth::Quick, stolen::nothing),
     ("linux_reads_stolen_time_4_on_1", Depth::Full, |machines| stolen::linux(machines, 4, Clock::Counted)),

@@ -3,9 +3,10 @@
 //!
 //! Each guest is stopped at a random instant. It is saved twice, restored in a machine that has not run it, and saved there
 //! at once: sections and pages are the same each time. Then it goes on there, to the end of its own check. [`cards`] has
-//! guests that talk with something that stays.
+//! guests that talk with something that stays, [`disks`] guests whose disk stays.
 
 pub mod cards;
+pub mod disks;
 
 use std::thread;
 use std::time::Duration;
@@ -71,7 +72,7 @@ pub fn refusals(machines: &Machines) -> anyhow::Result<()> {
     for (guest, why) in [
         (
             GuestSettings { devices: Devices { disks: vec![disk], ..Devices::default() }, ..guest.clone() },
-            "the guest has a disk, which cannot be saved yet",
+            "the guest has a disk in memory, which cannot be saved yet",
         ),
         (GuestSettings { swap: Some(swap), ..guest }, "the guest has a page store, which cannot be saved yet"),
     ] {
@@ -145,15 +146,15 @@ pub fn refusals(machines: &Machines) -> anyhow::Result<()> {
 }
 
 /// Moves the guest up to `moves` times, while it runs, from machine to machine: the first time after the line that it
-/// `begins` with, and each time after `stays` has returned and a random number of milliseconds below `most`. `stays` learns
-/// whether the guest is to move again. Returns how the last one ended.
+/// `begins` with, and each time after a random number of milliseconds below `most`. `on` may wait, and ends all by an error.
+/// Returns how the last one ended.
 fn moved(
     machines: &Machines,
     guest: &GuestSettings,
     (begins, most): (&str, u64),
     moves: u64,
     clock: Clock,
-    mut stays: impl FnMut(bool) -> anyhow::Result<()> + Send,
+    mut on: impl FnMut(Event<'_>) -> anyhow::Result<()> + Send,
 ) -> anyhow::Result<Outcome> {
     let mut random = seed();
     output::remark(&format!("seed {random}"));
@@ -170,9 +171,14 @@ fn moved(
                 Some(before) => restored(&driver, before)?,
                 None => begun(&driver, begins)?,
             }
-            stays(has_more)?;
+            on(Event::Runs { has_more })?;
+            if !has_more {
+                return Ok(None);
+            }
             // It runs: this waits no more.
-            if has_more { saved_at(&driver, guest, "", delay) } else { Ok(None) }
+            let saved = saved_at(&driver, guest, "", delay)?;
+            saved.as_ref().map_or(Ok(()), |saved| on(Event::Saved(saved)))?;
+            Ok(saved)
         })?;
         match after {
             Some(after) => saved = Some(after),
@@ -186,8 +192,16 @@ fn moved(
     unreachable!("the loop has no end")
 }
 
+/// What happens to a guest that moves.
+enum Event<'a> {
+    /// It runs, and is to move again, or not.
+    Runs { has_more: bool },
+    /// It is saved, and its machine is about to end.
+    Saved(&'a SavedGuest),
+}
+
 /// Nothing has to happen between two moves.
-fn stays(_: bool) -> anyhow::Result<()> {
+fn stays(_: Event<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 

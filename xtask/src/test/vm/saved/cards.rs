@@ -17,7 +17,7 @@ use twofold_switch::{Address, Serve, Server, Settings};
 use twofold_workspace::output;
 
 use super::super::machines::{Clock, Machines};
-use super::{moved, passed};
+use super::{Event, moved, passed};
 
 /// Frames, or pieces of TCP, that go there and back between two moves at least.
 const BETWEEN: u64 = 40;
@@ -27,7 +27,8 @@ pub fn frames(machines: &Machines, moves: u64) -> anyhow::Result<()> {
     let switch = Switch::start(Vec::new())?;
     let peer = Peer::start(&switch.path)?;
     let guest = GuestSettings { devices: switch.devices(), ..machines.bare("guest", 1, "exchange") };
-    let outcome = moved(machines, &guest, ("exchange: card", 200), moves, Clock::Real, |has_more| {
+    let outcome = moved(machines, &guest, ("exchange: card", 200), moves, Clock::Real, |event| {
+        let Event::Runs { has_more } = event else { return Ok(()) };
         peer.heard.wait_for(BETWEEN)?;
         peer.has_had_enough.store(!has_more, Ordering::Release);
         Ok(())
@@ -57,7 +58,8 @@ pub fn tcp(machines: &Machines, moves: u64) -> anyhow::Result<()> {
             talked
         })
     };
-    let outcome = moved(machines, &guest, ("twofold: begin 1", 1000), moves, Clock::Real, |has_more| {
+    let outcome = moved(machines, &guest, ("twofold: begin 1", 1000), moves, Clock::Real, |event| {
+        let Event::Runs { has_more } = event else { return Ok(()) };
         heard.wait_for(BETWEEN)?;
         has_had_enough.store(!has_more, Ordering::Release);
         Ok(())
