@@ -25,8 +25,8 @@ pub struct Options {
 pub const HELP: &str = "\
 The guest stands still meanwhile, and then goes on, or ends with --end. The file has its memory, the state of its vCPUs and devices, its settings
 and its images, so `twofold run --from FILE` needs nothing else: there it goes on from where it was. Network cards lead to where
-they led, and disks are where they were: their contents are not in the file. Guests with --disk memory:SIZE or --swap cannot
-be saved yet.
+they led, and disks are where they were: their contents are not in the file. A guest with --disk memory:SIZE cannot be
+saved yet.
 
 Examples:
   twofold snapshot web web.snapshot

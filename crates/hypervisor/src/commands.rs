@@ -26,6 +26,7 @@ use crate::channel::{self, Polled};
 use crate::schedule::cpu::Progress;
 use crate::vm::commanded::Quit;
 use crate::vm::saved::Unsaved;
+use crate::vm::saved_pages::{Looked, PageError, Reading, Writing};
 use crate::vm::sweep::{Sweep, Unswept};
 use crate::vm::{self, Vm};
 use crate::{consoles, heap, read_sysreg, stats};
@@ -48,6 +49,10 @@ enum UnderWay {
     Sweep(Sweeping),
     /// The next bytes of the answer to `save` or `read`.
     Content(Answer),
+    /// A page that is read in the guest's store.
+    Read(Asked, Reading),
+    /// A page that is written when there is room for it.
+    Write(Asked, Writing),
     /// What comes next of this guest.
     Statistics { asked: Asked, guest: usize, next: Next, found: Found },
 }
@@ -160,6 +165,11 @@ impl UnderWay {
             }
             Self::Sweep(sweeping) => sweeping.piece(guests),
             Self::Content(answer) => answer.piece(guests),
+            Self::Read(asked, page) => have_read(asked, page.look()),
+            Self::Write(asked, page) => {
+                let written = page.look(asked.content());
+                wrote(asked, Some(written))
+            }
             Self::Statistics { asked, guest, next, mut found } => {
                 let Some(vm) = guests.0.get(guest) else {
                     done(asked);
@@ -288,10 +298,8 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
             return None;
         }
         Command::Write(page) => {
-            let taken =
-                one(&asked, guests).map(|vm| vm.write_page(page, asked.content()).map_err(|why| why.to_string()));
-            settle(asked, taken);
-            return None;
+            let written = one(&asked, guests).map(|vm| vm.write_page(page, asked.content()));
+            return wrote(asked, written);
         }
         Command::Quit => {
             let mut quit: ArrayVec<Quit<'_>, { twofold_abi::bundle::VCPUS_MAX as usize }> = ArrayVec::new();
@@ -360,13 +368,31 @@ fn read(asked: Asked, page: u32, guests: All) -> Option<UnderWay> {
         refuse_all(asked);
         return None;
     };
-    match vm.read_page(page) {
-        Ok(bytes) => Answer::begin(asked, None, bytes),
+    have_read(asked, vm.read_page(page))
+}
+
+/// Answers with what was read of a page, or waits for the guest's store.
+fn have_read(asked: Asked, read: Result<Looked<Vec<u8>, Reading>, PageError>) -> Option<UnderWay> {
+    match read {
+        Ok(Looked::Done(bytes)) => Answer::begin(asked, None, bytes),
+        Ok(Looked::Later(page)) => Some(UnderWay::Read(asked, page)),
         Err(why) => {
             refuse(asked, Reason::State, format_args!("{why}"));
             None
         }
     }
+}
+
+/// Answers when a page is written, or waits for room for it. `None`: there is no such guest.
+fn wrote(asked: Asked, written: Option<Result<Looked<(), Writing>, PageError>>) -> Option<UnderWay> {
+    let written = match written {
+        Some(Ok(Looked::Later(page))) => return Some(UnderWay::Write(asked, page)),
+        Some(Ok(Looked::Done(()))) => Some(Ok(())),
+        Some(Err(why)) => Some(Err(why.to_string())),
+        None => None,
+    };
+    settle(asked, written);
+    None
 }
 
 /// Answers a command that is for one guest.

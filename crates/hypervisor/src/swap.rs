@@ -83,7 +83,8 @@ use crate::virtio::host::HostDisk;
 use crate::vm::{self, Vm};
 use crate::{heap, host_devices, read_sysreg, schedule, timer, virtio};
 
-use cause::{Cause, Causes, Why};
+pub(crate) use cause::Why;
+use cause::{Cause, Causes};
 use disk_store::DiskStore;
 use figures::{Counts, Figures, Waits};
 use store::{Kind, Store};

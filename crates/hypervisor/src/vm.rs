@@ -52,6 +52,7 @@ use sweep::Sweeps;
 
 pub(crate) mod commanded;
 pub(crate) mod saved;
+pub(crate) mod saved_pages;
 pub(crate) mod sweep;
 
 /// The virtual machine.

@@ -272,21 +272,23 @@ impl HostDevices {
             match own.iter_mut().find(|own| own.serial == disk.serial) {
                 Some(shared) => shared.parts.push(part),
                 None => {
-                    let backing = match &disk.backing {
-                        Backing::File(path) => Backing::File(absolute(path)?),
-                        Backing::Server(path) => Backing::Server(absolute(path)?),
-                        memory => memory.clone(),
-                    };
+                    let backing = disk.backing.absolute()?;
                     own.push(HostDisk { serial: disk.serial.clone(), backing, parts: vec![part] });
                 }
             }
         }
+        let store = self.disks.iter().find(|disk| is_id(&guest.swap.disk, &disk.serial));
+        own.extend(
+            store
+                .map(|store| Ok::<_, io::Error>(HostDisk { backing: store.backing.absolute()?, ..store.clone() }))
+                .transpose()?,
+        );
         Ok(Self { disks: own, cards: cards.collect::<io::Result<_>>()? })
     }
 
     /// The images that a guest writes to.
     pub fn written_files(&self) -> impl Iterator<Item = PathBuf> {
-        self.disks.iter().filter(|disk| !disk.is_read_only()).filter_map(|disk| match &disk.backing {
+        self.disks.iter().filter(|disk| disk.is_written()).filter_map(|disk| match &disk.backing {
             Backing::File(path) => Some(path.clone()),
             Backing::Server(_) | Backing::Memory(_) => None,
         })
@@ -295,7 +297,7 @@ impl HostDevices {
     /// A disk that a guest writes to.
     #[must_use]
     pub fn written(&self) -> Option<&Path> {
-        self.disks.iter().find(|disk| !disk.is_read_only()).map(HostDisk::path)
+        self.disks.iter().find(|disk| disk.is_written()).map(HostDisk::path)
     }
 
     /// Gives the disks of a guest with this record other places, in their order: where the same contents are now.
@@ -422,6 +424,11 @@ impl HostDisk {
         self.parts.iter().all(|part| part.is_read_only)
     }
 
+    /// A guest keeps something there. What a store has of its pages is the guest's memory, which travels.
+    fn is_written(&self) -> bool {
+        !self.is_read_only() && !swap::is_store(&self.serial)
+    }
+
     fn path(&self) -> &Path {
         match &self.backing {
             Backing::File(path) | Backing::Server(path) => path,
@@ -498,6 +505,11 @@ impl Part {
     }
 }
 
+/// Whether a padded serial number is this one.
+fn is_id(id: &[u8], serial: &str) -> bool {
+    id.split(|byte| *byte == 0).next() == Some(serial.as_bytes())
+}
+
 trait Record {
     fn has_id(&self, serial: &str) -> bool;
     fn is_read_only(&self) -> bool;
@@ -506,8 +518,7 @@ trait Record {
 impl Record for bundle::Disk {
     /// Whether this serial number is the disk's, and no disk in memory is meant.
     fn has_id(&self, serial: &str) -> bool {
-        let used = self.id.iter().position(|byte| *byte == 0).unwrap_or(self.id.len());
-        self.kind.get() == bundle::disk::HOST && self.id[..used] == *serial.as_bytes()
+        self.kind.get() == bundle::disk::HOST && is_id(&self.id, serial)
     }
 
     fn is_read_only(&self) -> bool {
@@ -576,6 +587,15 @@ fn serial(guests: &[GuestSettings], guest: usize, number: usize) -> String {
 }
 
 impl Backing {
+    /// The same from any working directory.
+    fn absolute(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::File(path) => Self::File(absolute(path)?),
+            Self::Server(path) => Self::Server(absolute(path)?),
+            Self::Memory(bytes) => Self::Memory(*bytes),
+        })
+    }
+
     /// Whether both are the same file or server. Disks in memory have nothing in common.
     fn is_same(&self, other: &Self) -> bool {
         let place = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -729,7 +749,11 @@ mod tests {
         let mut record = <bundle::Guest as zerocopy::FromZeros>::new_zeroed();
         record.disks = 2.into();
         (0..2).for_each(|number| record.disk[number] = super::disk(&guests, 1, number));
+        guests[1].swap =
+            Some(swap::Swap { resident: 64 << 20, store: swap::Store::File("/pages".into()), mode: swap::Mode::Off });
+        record.swap = swap::record(guests[1].swap.as_ref(), 1);
         let mut own = HostDevices::of(&guests).only(&record).unwrap();
+        assert_eq!(own.disks.pop().map(|disk| disk.path().to_owned()), Some("/pages".into()));
         let places = |own: &HostDevices| own.disks.iter().map(|disk| disk.path().to_owned()).collect::<Vec<_>>();
         assert_eq!(places(&own), [Path::new("/b"), Path::new("/a")]);
         assert_eq!(own.disks[0].parts, [HostPart { part: half, is_read_only: false }]);

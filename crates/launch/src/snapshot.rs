@@ -32,6 +32,7 @@ use crate::owner::{self, OwnerError};
 use crate::sample::Known;
 use crate::saved::{HEAD, SavedError, SavedGuest, sections};
 use crate::session::{Answer, Session, SessionError};
+use crate::swap;
 
 /// The machine model of our guests, in the hello.
 const MODEL: &str = "twofold-virt-1";
@@ -313,7 +314,9 @@ impl Snapshot {
         let used = record.name.iter().position(|byte| *byte == 0).unwrap_or(NAME_MAX);
         let name = String::from_utf8_lossy(&record.name[..used]).into_owned();
         let guest = Known { name, memory: record.memory.get(), cpus: record.cpus.get() };
-        let memory = slots.iter().map(|slot| slot.pages).sum::<u64>() * PAGE_SIZE as u64 + record.test_size.get();
+        let beside = slots.iter().map(|slot| slot.pages).sum::<u64>() * PAGE_SIZE as u64 - record.memory.get();
+        let own = swap::machine_memory_of(&record.swap, record.memory.get());
+        let memory = own + beside + record.test_size.get();
         Ok(Self { path: path.to_owned(), reader, slots, bundle, record, devices, guest, memory })
     }
 

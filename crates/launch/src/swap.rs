@@ -213,14 +213,26 @@ impl Swap {
     /// Bytes of the machine's memory that a guest with this memory takes, with its store, and with what the hypervisor keeps of
     /// each page. A store in memory has a place for each page, beside the page.
     pub(crate) fn machine_memory(&self, memory: u64) -> u64 {
-        const STATES: u64 = 32;
-        const ROUNDING: u64 = 8 << 20;
-        let pages = match self.store {
-            Store::Memory(_) => memory.saturating_mul(2),
-            Store::File(_) | Store::Server(_) => self.resident,
-        };
-        pages.saturating_add(memory / STATES).saturating_add(ROUNDING)
+        let is_in_memory = matches!(self.store, Store::Memory(_));
+        machine_memory(if is_in_memory { None } else { Some(self.resident) }, memory)
     }
+}
+
+/// The same of a guest's record in a bundle.
+pub(crate) fn machine_memory_of(record: &bundle::Swap, memory: u64) -> u64 {
+    match record.store.get() {
+        bundle::swap::NONE => memory,
+        bundle::swap::MEMORY => machine_memory(None, memory),
+        _ => machine_memory(Some(record.resident.get()), memory),
+    }
+}
+
+/// The same, by how much stays in memory if the rest is elsewhere.
+fn machine_memory(resident: Option<u64>, memory: u64) -> u64 {
+    const STATES: u64 = 32;
+    const ROUNDING: u64 = 8 << 20;
+    let pages = resident.unwrap_or(memory.saturating_mul(2));
+    pages.saturating_add(memory / STATES).saturating_add(ROUNDING)
 }
 
 impl Mode {

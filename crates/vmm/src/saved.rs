@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | `time` | 0 | the guest's counter (u64), its ticks in a second (u64) |
 //! | `power` | a vCPU | the state: 0 off, 1 switched on, 2 on, 3 suspended (u64); for 1, entry and x0 (u64 each), else 0 |
+//! | `async-fault` | a vCPU | of its asynchronous page faults: 1 if announcements are enabled, the area's address and the flags then, announcements so far, the token that is not acknowledged, 1 if all tasks are to be woken (u64 each) |
 //! | `disk` | a transport | what a disk is for its guest: sectors (u64), 1 if it is read-only (u32), its serial number (20 bytes) |
 //! | `card` | a transport | what a network card is for its guest: its address (6 bytes), 0 (u16) |
 //!
@@ -18,6 +19,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use thiserror::Error;
+use twofold_memory::async_fault::Snapshot;
+use twofold_stage2::Ipa;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -150,6 +153,34 @@ impl Time {
         check("the counter's frequency", frequency, frequency > 0)?;
         Ok(Self { counter, frequency })
     }
+}
+
+/// The content of a vCPU's section `async-fault`.
+#[must_use]
+pub fn async_fault_bytes(snapshot: &Snapshot) -> [u8; 48] {
+    let Snapshot { enabled, sequence, unacknowledged, wake_all } = *snapshot;
+    let (area, flags) = enabled.map_or((0, 0), |(area, flags)| (area.raw(), flags));
+    let row = [enabled.is_some().into(), area, flags, sequence, unacknowledged.into(), wake_all.into()];
+    zerocopy::transmute!(row.map(U64::from))
+}
+
+/// The asynchronous page faults that had this content. Whether they fit the guest is decided where they are restored.
+///
+/// # Errors
+///
+/// [`SectionError`].
+pub fn read_async_fault(bytes: &[u8]) -> Result<Snapshot, SectionError> {
+    let [is_enabled, area, flags, sequence, token, wake_all] = row::<[U64; 6]>(bytes)?.map(U64::get);
+    check("whether announcements are enabled", is_enabled, is_enabled <= 1)?;
+    check("whether all tasks are to be woken", wake_all, wake_all <= is_enabled)?;
+    for (field, value) in [("an area's address without announcements", area), ("flags without announcements", flags)] {
+        check(field, value, is_enabled == 1 || value == 0)?;
+    }
+    let unacknowledged = u32::try_from(token).ok().filter(|token| is_enabled == 1 || *token == 0);
+    let unacknowledged =
+        unacknowledged.ok_or(SectionError::Field { field: "the token that is not acknowledged", value: token })?;
+    let enabled = (is_enabled == 1).then_some((Ipa::new(area), flags));
+    Ok(Snapshot { enabled, sequence, unacknowledged, wake_all: wake_all == 1 })
 }
 
 /// What a network card is for its guest, besides the state of its model.
@@ -398,6 +429,20 @@ mod tests {
         let disk = Disk { sectors: 5 << 40, is_read_only: true, id: *b"a serial number of 2" };
         assert_eq!(Disk::read(&disk.bytes()), Ok(disk));
         assert!(Disk::read(&[2; 32]).is_err() && Disk::read(&[0; 31]).is_err());
+        let faults = Snapshot {
+            enabled: Some((Ipa::new(0x4000_0040), 1)),
+            sequence: 5 << 40,
+            unacknowledged: u32::MAX,
+            wake_all: true,
+        };
+        for faults in [faults, Snapshot { enabled: None, unacknowledged: 0, wake_all: false, ..faults }] {
+            assert_eq!(read_async_fault(&async_fault_bytes(&faults)), Ok(faults));
+            for at in (0..48).step_by(8).filter(|at| *at != 24 && (faults.enabled.is_none() || ![8, 16].contains(at))) {
+                let mut bad = async_fault_bytes(&faults);
+                bad[at..at + 8].fill(0xff);
+                assert!(read_async_fault(&bad).is_err(), "{at}");
+            }
+        }
         let mut bad = power_bytes(State::On);
         bad[8] = 1;
         assert!(read_power(&bad).is_err());

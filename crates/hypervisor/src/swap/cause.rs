@@ -43,7 +43,7 @@ impl Causes {
 }
 
 /// Why a page cannot be brought, with the store's disk. It begins with a colon, and is nothing if nothing went wrong.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Why {
     pub(super) cause: Option<Cause>,
     /// The serial number.

@@ -8,7 +8,9 @@
 use alloc::boxed::Box;
 
 use twofold_memory::async_fault::interrupts::{CpuInterface, Group, Interrupt};
-use twofold_memory::async_fault::{AbsentPage, Arrival, Context, Host, Mode, Next, Ticket, VcpuFaults, Wait};
+use twofold_memory::async_fault::{
+    AbsentPage, Arrival, Context, Host, Mode, Next, Refused, Snapshot, Ticket, VcpuFaults, Wait,
+};
 use twofold_memory::swap::Waiter;
 use twofold_memory::{GuestFault, GuestMemory};
 use twofold_vmm::scheduler::Decision;
@@ -34,6 +36,22 @@ impl Pages {
     /// Those of a vCPU that has asked for nothing.
     pub(super) fn new(mode: Mode) -> Box<Self> {
         Box::new(Self { faults: VcpuFaults::new(mode), wait: Wait::Page })
+    }
+
+    /// What travels with the vCPU, which is not in its guest. Its requests stay.
+    pub(super) fn snapshot(&self) -> Snapshot {
+        self.faults.snapshot()
+    }
+
+    /// Becomes those of a vCPU that comes from elsewhere. On an error nothing has changed.
+    pub(super) fn restore(
+        &mut self,
+        mode: Mode,
+        memory: &GuestMemory<EnginePlatform>,
+        snapshot: &Snapshot,
+    ) -> Result<(), Refused> {
+        self.faults = VcpuFaults::restore(mode, memory, snapshot)?;
+        Ok(())
     }
 
     /// W1: a fault on an absent page, at this PC.

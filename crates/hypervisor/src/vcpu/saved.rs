@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `registers` | [`Record`]s: the number of the register (u32), its value (u64) |
 //! | `timer` | CNTP_CVAL_EL0 and CNTP_CTL_EL0 (u64 each), where the physical timer is emulated |
+//! | `async-fault` | of a guest with a store: as [`saved`] has it |
 //! | `stolen-time` | as `twofold_devices` has it |
 //!
 //! Invariant: a section that is refused changes nothing.
@@ -12,11 +13,12 @@
 use alloc::vec::Vec;
 
 use twofold_vmm::power;
-use twofold_vmm::saved::{Section, SectionError};
+use twofold_vmm::saved::{self, Section, SectionError};
 
 use super::state::{Power, Vcpu};
 use crate::switch::{Has, Record, State, StateError};
 use crate::timer::PhysicalTimer;
+use crate::vm::Vm;
 
 /// Why a vCPU does not take a section.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +27,8 @@ pub(crate) enum VcpuError {
     Section(#[from] SectionError),
     #[error(transparent)]
     Registers(#[from] StateError),
+    #[error(transparent)]
+    AsyncFault(#[from] twofold_memory::async_fault::Refused),
     #[error(transparent)]
     StolenTime(#[from] twofold_devices::StateError),
 }
@@ -44,18 +48,26 @@ impl Vcpu {
         put("registers", &records);
         let timer = [self.own.timers.physical.compare(), self.own.timers.physical.control()].map(u64::to_le_bytes);
         put("timer", timer.as_flattened());
+        if let Some(pages) = &self.own.pages {
+            put("async-fault", &saved::async_fault_bytes(&pages.snapshot()));
+        }
         if let Some(stolen) = self.own.stolen.state() {
             put("stolen-time", &stolen);
         }
     }
 
     /// Takes a section that [`save`](Self::save) wrote. `None`: no section of a vCPU has this name.
-    pub(crate) fn restore(&mut self, section: &Section<'_>) -> Option<Result<(), VcpuError>> {
+    pub(crate) fn restore(&mut self, section: &Section<'_>, vm: &Vm) -> Option<Result<(), VcpuError>> {
         Some(match section.name {
             "registers" => records(section.bytes)
                 .and_then(|records| Ok(State::from_records(Has::read(), records)?))
                 .map(|registers| self.registers = registers),
             "timer" => timer(section.bytes).map(|timer| self.own.timers.physical = timer),
+            "async-fault" => {
+                let (pages, swap) = (self.own.pages.as_mut()?, vm.swap()?);
+                let snapshot = saved::read_async_fault(section.bytes).map_err(VcpuError::from);
+                snapshot.and_then(|snapshot| Ok(pages.restore(swap.mode(), vm.memory(), &snapshot)?))
+            }
             "stolen-time" => self.own.stolen.restore(section.bytes).map_err(VcpuError::from),
             _ => return None,
         })

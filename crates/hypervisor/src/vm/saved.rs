@@ -5,31 +5,27 @@
 //! |---|---|---|
 //! | `cpu` | 0 | the ID registers that the guest sees: CRm, op2 and value (u64 each) |
 //! | `time`, `power` | 0; a vCPU | as [`saved`] has them |
-//! | `registers`, `timer`, `stolen-time` | a vCPU | as [`crate::vcpu::saved`] has them |
+//! | `registers`, `timer`, `async-fault`, `stolen-time` | a vCPU | as [`crate::vcpu::saved`] has them |
 //! | `gic`, `uart`, `rtc` | 0 | as the models of `twofold_devices` have them |
 //! | `virtio`, `disk`, `card` | a transport | as [`crate::virtio`] has them |
 //! | `balloon` | a piece | as [`crate::virtio`] has them |
 //!
-//! What is not here: what waits in the console's buffers, which the launcher takes before; the counts of statistics; a
+//! The guest's memory is [`saved_pages`](super::saved_pages). What is not here: what waits in the console's buffers, which the launcher takes before; the counts of statistics; a
 //! running dirty log.
 //!
 //! Invariants: a guest is saved only while it is stopped, so no vCPU is in its turn, and restored only while it is stopped
 //! and has not run here. A section that is refused changes nothing. So a restore followed at once by a save gives the
 //! same bytes.
 
-use alloc::vec;
 use alloc::vec::Vec;
 
 use thiserror::Error;
-use twofold_abi::channel::PAGE_SIZE;
 use twofold_devices::vgic;
-use twofold_memory::swap::Located;
-use twofold_stage2::Ipa;
 use twofold_vmm::life::{NotNow, State};
 use twofold_vmm::power::{RestoreError, Saved};
 use twofold_vmm::saved::{self, OtherDevice, Section, SectionError, Time};
+use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
-use zerocopy::{FromBytes, IntoBytes};
 
 use super::Vm;
 use crate::guest_cpu::GuestCpu;
@@ -42,7 +38,7 @@ pub(crate) enum Unsaved {
     /// It runs, or has ended.
     #[error(transparent)]
     State(#[from] NotNow),
-    /// It has a disk in memory or a store, which cannot be saved yet.
+    /// It has a disk in memory, which cannot be saved yet.
     #[error("the guest has {0}, which cannot be saved yet")]
     Has(&'static str),
     /// A disk of the machine works on requests of the guest's.
@@ -106,30 +102,6 @@ pub(crate) enum Unrestored {
     Other(u32, OtherDevice),
 }
 
-/// Why a page is not read or written.
-#[derive(Debug, Error)]
-pub(crate) enum PageError {
-    /// The guest runs, or has ended.
-    #[error(transparent)]
-    State(#[from] NotNow),
-    /// The guest does not come from elsewhere, or has run here.
-    #[error("the guest has begun here: start it with what it was saved to")]
-    HasBegun,
-    /// The content is no page.
-    #[error("a page has {PAGE_SIZE} bytes or none, not {0}")]
-    Size(usize),
-    /// The guest has no memory there, or none is left for it.
-    #[error(transparent)]
-    Memory(#[from] twofold_memory::Error),
-}
-
-const ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-
-/// The address of a page.
-fn address(page: u32) -> Ipa {
-    Ipa::new(u64::from(page) * PAGE_SIZE as u64)
-}
-
 impl Vm {
     /// Appends a part of the sections of the guest, which is stopped: the one of this number, from 0 on. Returns whether there
     /// are more. The order is always the same. [`Unsaved::Busy`] passes.
@@ -137,9 +109,6 @@ impl Vm {
         let (state, counter) = self.life.change(|life, now| (life.state(), life.counter(now)));
         if state != State::Stopped {
             return Err(NotNow(state).into());
-        }
-        if self.swap.is_some() {
-            return Err(Unsaved::Has("a page store"));
         }
         if let Some(device) = self.devices.virtio.unsaved() {
             return Err(Unsaved::Has(device));
@@ -186,38 +155,12 @@ impl Vm {
             }
             (_, vcpu) => {
                 let slot = self.vcpus.get(vcpu as usize);
-                match slot.and_then(|slot| slot.state.lock().restore(&section)) {
+                match slot.and_then(|slot| slot.state.lock().restore(&section, self)) {
                     Some(taken) => Ok(taken?),
                     None if vcpu == 0 => self.devices.restore(section.name, section.bytes),
                     None => Err(Unrestored::Unknown),
                 }
             }
-        }
-    }
-
-    /// The content of the page of the stopped guest at `page` times 4096; nothing if it is all zero.
-    pub(crate) fn read_page(&self, page: u32) -> Result<Vec<u8>, PageError> {
-        let state = self.life.change(|life, _| life.state());
-        if state != State::Stopped {
-            return Err(NotNow(state).into());
-        }
-        // Words, since the image makes no access that is not aligned: bytes are looked at one by one.
-        let mut words = vec![0_u64; PAGE_SIZE / size_of::<u64>()];
-        self.memory.read(address(page), words.as_mut_bytes())?;
-        Ok(if words.iter().all(|word| *word == 0) { Vec::new() } else { words.as_bytes().to_vec() })
-    }
-
-    /// The page at `page` times 4096 has this content; nothing: zeroes.
-    pub(crate) fn write_page(&self, page: u32, content: &[u8]) -> Result<(), PageError> {
-        if !self.is_incoming() {
-            return Err(PageError::HasBegun);
-        }
-        match content.len() {
-            // It begins as zeroes, which take no memory.
-            0 if self.memory.locate(address(page))? == Located::Zero => Ok(()),
-            0 => Ok(self.memory.write(address(page), &ZEROES)?),
-            PAGE_SIZE => Ok(self.memory.write(address(page), content)?),
-            found => Err(PageError::Size(found)),
         }
     }
 

@@ -45,6 +45,7 @@ mod virtio;
 use std::sync::Arc;
 
 use libtest_mimic::{Failed, Trial};
+use twofold_launch::swap::Mode;
 use twofold_workspace::{Workspace, build, install};
 
 use super::harness::{self, Depth, Tally, harness};
@@ -130,6 +131,19 @@ const TESTS: &[Test] = &[
     ("saved::disks::a_save_waits_for_the_disk", Depth::Quick, saved::disks::waits),
     ("saved::disks::requests_in_flight_move_20_times", Depth::Full, |machines| saved::disks::busy(machines, 60, 20)),
     ("saved::disks::files_of_linux_are_whole_after_moves", Depth::Full, |machines| saved::disks::linux(machines, 5)),
+    ("saved::swapped::tasks_on_absent_pages_move", Depth::Quick, |machines| {
+        saved::swapped::tasks(machines, Mode::Pv, 12, 2)
+    }),
+    ("saved::swapped::tasks_on_absent_pages_move_8_times", Depth::Full, |machines| {
+        saved::swapped::tasks(machines, Mode::Pv, 48, 8)
+    }),
+    ("saved::swapped::vcpus_that_halt_move_5_times", Depth::Full, |machines| {
+        saved::swapped::tasks(machines, Mode::Halt, 12, 5)
+    }),
+    ("saved::swapped::vcpus_that_wait_move_5_times", Depth::Full, |machines| {
+        saved::swapped::tasks(machines, Mode::Off, 12, 5)
+    }),
+    ("saved::swapped::tasks_of_linux_move", Depth::Full, |machines| saved::swapped::linux(machines, 2)),
     ("saved::two_restores_end_alike", Depth::Full, saved::twice_the_same),
     ("saved::what_is_no_state_is_refused", Depth::Quick, saved::refusals),
     ("a_guest_beside_an_idle_cpu_is_stopped", Depth::Quick, commands::beside_an_idle_cpu),

@@ -20,6 +20,9 @@ pub fn disk(machines: &Machines) -> anyhow::Result<()> {
     let path = |name: &str| runs.path().join(name);
     let text = |path: &Path| path.to_str().map(str::to_owned).context("a temporary directory with a strange name");
     let (disk, snapshot) = (text(&path("disk"))?, text(&path("db.snapshot"))?);
+    // Its pages are in a store, too.
+    let pages = text(&path("pages"))?;
+    File::create(&pages)?.set_len(66 << 20)?;
     let record = path("disk.owner");
     File::create(&disk)?.set_len(1 << 20)?;
     let run = |words: &[&str]| {
@@ -29,6 +32,7 @@ pub fn disk(machines: &Machines) -> anyhow::Result<()> {
     };
     let boots = |rounds: &str| {
         let mut run = run(&["--name", "db", "--memory", "64M", "--append", rounds, "--disk", &disk]);
+        run.args(["--resident", "2M", "--swap", &pages]);
         run.arg("--kernel").arg(&guest);
         run
     };
