@@ -13,7 +13,7 @@ use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
 use twofold_devices::vgic;
 use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, HUGE_PAGE, SharedFrames, Slot};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, MetadataMap, Platform, Run, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, MetadataMap, Platform, Run, Vmid};
 use twofold_vmm::bundle::{Bundle, BundleError};
 use twofold_vmm::config::Config;
 use twofold_vmm::device_tree;
@@ -282,7 +282,7 @@ impl Maker {
             (false, true) => Wire::shared(*name),
             (false, false) => Wire::Whole,
         };
-        let geometry = Geometry::new(Granule::KIB_4, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
+        let geometry = Geometry::new(Kib4, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
         // SAFETY: EL2 maps all RAM one to one, and the frames are RAM that nothing else uses.
         let platform = unsafe { Counted::new(self.metadata, &self.features) };
         let platform = observed(platform, &self.features);

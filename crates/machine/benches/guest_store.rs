@@ -12,7 +12,7 @@ use twofold_machine::interrupts::Interrupts;
 use twofold_machine::program::{Ended, Exit, Instructions, Program};
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::{Fault, ipa_from_hpfar};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Vmid};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -74,7 +74,7 @@ fn measure(pages: u64) -> Result<(Vec<f64>, Vec<f64>), Failure> {
     let machine = FastMachine::new(Arc::clone(&arena), FEATURES, 1)?;
     let mut frames = Frames::new(FEATURES);
     frames.add(arena.donate());
-    let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES)?;
+    let geometry = Geometry::new(Kib4, 40, &FEATURES)?;
     let platform = FastPlatform(Arc::clone(&machine));
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Small)?;
     memory.add_slot(Slot { range: RAM..RAM + SIZE, backing: twofold_memory::Backing::Ram, writable: true })?;

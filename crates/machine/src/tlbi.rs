@@ -8,7 +8,7 @@
 use twofold_stage2::Features;
 use twofold_stage2::platform::Tlbi;
 
-use crate::walk::span;
+use crate::walk::Format;
 
 /// The entries of the current VMID that an operation invalidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +63,9 @@ pub enum Wrong {
     /// These bits are set although they are RES0.
     #[error("bits {0:#x} are reserved")]
     Reserved(u64),
-    /// TG or TTL names no granule, or not 4 KiB: the CPU need not invalidate anything.
-    #[error("not for the 4 KiB granule")]
+    /// TG or TTL names another granule than the tables', or a level where it has no leaves: the CPU need not invalidate
+    /// anything.
+    #[error("not for the granule of the tables")]
     Granule,
     /// The start of a range is not aligned to the level that the operand gives, so the range is UNPREDICTABLE.
     #[error("{start:#x} is not aligned for level {level}")]
@@ -77,11 +78,12 @@ pub enum Wrong {
 }
 
 impl Reach {
-    /// Decodes what a CPU with these features has to invalidate.
-    pub fn decode(operation: Tlbi, operand: u64, features: &Features) -> Result<Self, OperandError> {
+    /// Decodes what a CPU with these features has to invalidate, while `VTCR_EL2` selects this format.
+    pub fn decode(operation: Tlbi, operand: u64, features: &Features, format: Format) -> Result<Self, OperandError> {
         let wrong = |why| OperandError { operation, operand, why };
-        let by_ipa = |last, broadcast| Ok(Self::stage2(single(operand, last, features).map_err(wrong)?, broadcast));
-        let by_range = |last| Ok(Self::stage2(range(operand, last, features).map_err(wrong)?, true));
+        let by_ipa =
+            |last, broadcast| Ok(Self::stage2(single(operand, last, features, format).map_err(wrong)?, broadcast));
+        let by_range = |last| Ok(Self::stage2(range(operand, last, features, format).map_err(wrong)?, true));
         let all = |stage2, broadcast| match operand {
             0 => Ok(Self { stage2, stage1_and_combined: true, broadcast }),
             _ => Err(wrong(Wrong::Superfluous)),
@@ -125,7 +127,7 @@ impl Which {
 
 /// The operand of an operation by IPA: NS 63, RES0 62 to 48, TTL 47 to 44, RES0 43 to 40, IPA\[51:48\] 39 to 36 (RES0
 /// without FEAT_LPA), IPA\[47:12\] 35 to 0.
-fn single(operand: u64, last_level_only: bool, features: &Features) -> Result<Which, Wrong> {
+fn single(operand: u64, last_level_only: bool, features: &Features, format: Format) -> Result<Which, Wrong> {
     let ttl = operand >> 44 & 0xf;
     // TTL is RES0 without FEAT_TTL. If its upper half is 0 it gives no hint, and its lower half is RES0.
     let ttl_reserved = match (features.tlbi_level_hint, ttl >> 2) {
@@ -133,38 +135,46 @@ fn single(operand: u64, last_level_only: bool, features: &Features) -> Result<Wh
         (true, 0) => 0b0011,
         (true, _) => 0,
     };
+    // FEAT_LPA2 implies FEAT_LPA.
+    let ipa_high = if features.pa_bits > 48 { 0 } else { 0xf };
     // NS is RES0 in Non-secure state.
-    reserved(operand, !0 << 48 | ttl_reserved << 44 | 0xff << 36)?;
-    let level = match ttl {
-        0b0000 => None,
-        0b0101..=0b0111 => Some((ttl & 3) as u8),
-        // 0b0100 needs FEAT_LPA2; 0b10xx and 0b11xx are the other granules.
+    reserved(operand, !0 << 48 | ttl_reserved << 44 | 0xf << 40 | ipa_high << 36)?;
+    let level = match ((ttl >> 2), (ttl & 3) as u8) {
+        (0, _) => None,
+        (granule, level) if granule == format.tg() && format.has_hint(level) => Some(level),
+        // A granule that is not the tables', or a level where it has no leaves.
         _ => return Err(Wrong::Granule),
     };
-    let start = (operand & 0xf_ffff_ffff) << 12;
-    Ok(Which::Range { start, end: start + span(3), level, last_level_only })
+    // An operand names a page, by any address of it.
+    let start = (operand & 0xff_ffff_ffff) << 12 & !(format.page() - 1);
+    Ok(Which::Range { start, end: start + format.page(), level, last_level_only })
 }
 
 /// The operand of an operation by range: NS 63, RES0 62 to 48, TG 47 to 46, SCALE 45 to 44, NUM 43 to 39, TTL 38 to 37,
-/// BaseADDR 36 to 0 in units of the granule. TTL is a part of FEAT_TLBIRANGE, and needs no FEAT_TTL.
-fn range(operand: u64, last_level_only: bool, features: &Features) -> Result<Which, Wrong> {
+/// BaseADDR 36 to 0 in units of the granule, or of 64 KiB with FEAT_LPA2. TTL is a part of FEAT_TLBIRANGE, and needs no FEAT_TTL.
+fn range(operand: u64, last_level_only: bool, features: &Features, format: Format) -> Result<Which, Wrong> {
     if !features.tlbi_range {
         return Err(Wrong::Undefined);
     }
     reserved(operand, !0 << 48)?;
-    if operand >> 46 & 3 != 0b01 {
+    if operand >> 46 & 3 != format.tg() {
         return Err(Wrong::Granule);
     }
     let (scale, num) = (operand >> 44 & 3, operand >> 39 & 0x1f);
-    let start = (operand & 0x1f_ffff_ffff) << 12;
+    let start = (operand & 0x1f_ffff_ffff) << format.base_shift();
     let level = Some((operand >> 37 & 3) as u8).filter(|&level| level != 0);
     if let Some(level) = level
-        && !start.is_multiple_of(span(level))
+        && !format.has_hint(level)
+    {
+        return Err(Wrong::Granule);
+    }
+    if let Some(level) = level
+        && !start.is_multiple_of(format.span(level))
     {
         return Err(Wrong::Misaligned { start, level });
     }
     let pages = (num + 1) << (5 * scale + 1);
-    Ok(Which::Range { start, end: start + pages * span(3), level, last_level_only })
+    Ok(Which::Range { start, end: start.saturating_add(pages * format.page()), level, last_level_only })
 }
 
 fn reserved(operand: u64, mask: u64) -> Result<(), Wrong> {
@@ -178,9 +188,10 @@ fn reserved(operand: u64, mask: u64) -> Result<(), Wrong> {
 mod tests {
     use proptest::prelude::*;
     use twofold_stage2::tlb::{range_operand, single_operand};
-    use twofold_stage2::{Granule, Ipa, Level};
+    use twofold_stage2::{Ipa, Kib4, Level};
 
     use super::*;
+    use crate::walk::span;
 
     const ALL: Features = Features { tlbi_range: true, tlbi_level_hint: true, ..Features::NONE };
     const OPERATIONS: [Tlbi; 8] = [
@@ -195,7 +206,7 @@ mod tests {
     ];
 
     fn decode(operation: Tlbi, operand: u64) -> Result<Reach, OperandError> {
-        Reach::decode(operation, operand, &ALL)
+        Reach::decode(operation, operand, &ALL, Format::KIB_4)
     }
 
     fn which(operation: Tlbi, operand: u64) -> Which {
@@ -259,10 +270,16 @@ mod tests {
             (Tlbi::Ripas2Le1Is, 1 << 46 | 2 << 37 | 0x201, ALL, Wrong::Misaligned { start: 0x20_1000, level: 2 }),
             (Tlbi::Ripas2E1Is, 1 << 46 | 1 << 37 | 0x200, ALL, Wrong::Misaligned { start: 0x20_0000, level: 1 }),
         ] {
-            assert_eq!(Reach::decode(operation, operand, &features), Err(OperandError { operation, operand, why }));
+            assert_eq!(
+                Reach::decode(operation, operand, &features, Format::KIB_4),
+                Err(OperandError { operation, operand, why })
+            );
         }
         let range = Features { tlbi_range: true, ..plain };
-        assert!(Reach::decode(Tlbi::Ripas2E1Is, 1 << 46 | 3 << 37, &range).is_ok(), "TTL of a range needs no FEAT_TTL");
+        assert!(
+            Reach::decode(Tlbi::Ripas2E1Is, 1 << 46 | 3 << 37, &range, Format::KIB_4).is_ok(),
+            "TTL of a range needs no FEAT_TTL"
+        );
     }
 
     #[test]
@@ -312,7 +329,7 @@ mod tests {
         fn no_operand_panics(index in 0usize..8, operand: u64, low in 0u64..1 << 48, ranges: bool, hints: bool) {
             let features = Features { tlbi_range: ranges, tlbi_level_hint: hints, ..Features::NONE };
             for operand in [operand, low] {
-                if let Ok(Reach { stage2: Some(which), .. }) = Reach::decode(OPERATIONS[index], operand, &features) {
+                if let Ok(Reach { stage2: Some(which), .. }) = Reach::decode(OPERATIONS[index], operand, &features, Format::KIB_4) {
                     which.hits(0, span(0), 0, true);
                     which.hits(!0xfff, span(3), 3, false);
                 }
@@ -326,11 +343,11 @@ mod tests {
             let level = (level != 0).then_some(level);
             let start = page << 12;
             let one = Which::Range { start, end: start + 4096, level, last_level_only: true };
-            prop_assert_eq!(which(Tlbi::Ipas2Le1Is, single_operand(Ipa::new(start), hint)), one);
+            prop_assert_eq!(which(Tlbi::Ipas2Le1Is, single_operand(Ipa::new(start), hint, Kib4)), one);
 
             let start = start & !(span(level.unwrap_or(3)) - 1);
             let pages = u64::from(num + 1) << (5 * scale + 1);
-            let operand = range_operand(Ipa::new(start), scale, num, hint, Granule::KIB_4);
+            let operand = range_operand(Ipa::new(start), scale, num, hint, Kib4);
             let many = Which::Range { start, end: start + (pages << 12), level, last_level_only: false };
             prop_assert_eq!(which(Tlbi::Ripas2E1Is, operand), many);
         }

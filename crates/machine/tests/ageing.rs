@@ -16,7 +16,7 @@ use twofold_machine::tasks::VirtualStore;
 use twofold_memory::swap::{Clock, Generations, SwapOptions, Waiter};
 use twofold_memory::{Answer, Backing, Frames, GuestFault, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::{Fault, ipa_from_hpfar};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Vmid};
 
 const PAGE: u64 = 4096;
 const RAM: Ipa = Ipa::new(0x4000_0000);
@@ -121,7 +121,7 @@ fn reads(features: Features, pages: &[u64], chooser: &mut Chooser) -> u64 {
     let machine = FastMachine::new(Arc::clone(&arena), features, 1).unwrap();
     let mut frames = Frames::new(features);
     frames.add(arena.donate());
-    let geometry = Geometry::new(Granule::KIB_4, 40, &features).unwrap();
+    let geometry = Geometry::new(Kib4, 40, &features).unwrap();
     let platform = FastPlatform(Arc::clone(&machine));
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Small).unwrap();
     memory.add_slot(Slot { range: RAM..RAM + COUNT * PAGE, backing: Backing::Ram, writable: true }).unwrap();

@@ -156,10 +156,10 @@ fn sizes_that_make_no_sense_are_refused() {
     for base in [Pa::new(0), Pa::new(GIB + 4096)] {
         assert_eq!(refused(ArenaOptions { base, ..options(MIB) }), ArenaError::Base { base });
     }
-    for (dense, sparse) in [(u64::MAX, 0), (MIB, u64::MAX), (MIB, 1 << 48), (1 << 48, 0)] {
+    for (dense, sparse) in [(u64::MAX, 0), (MIB, u64::MAX), (MIB, 1 << 52), (1 << 52, 0)] {
         let error = refused(ArenaOptions { sparse, ..options(dense) });
         assert!(matches!(error, ArenaError::TooWide { .. }), "{error}");
     }
-    let far = Pa::new(1 << 48);
+    let far = Pa::new(1 << 52);
     assert!(matches!(refused(ArenaOptions { base: far, ..options(MIB) }), ArenaError::TooWide { .. }));
 }

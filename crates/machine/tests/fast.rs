@@ -14,7 +14,7 @@ use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar, ipa_fr
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::single_operand;
 use twofold_stage2::{
-    Access, Attributes, Features, Geometry, Granule, Ipa, Level, Pa, Platform, Run, Stage2, TablePage, TableSource,
+    Access, Attributes, Features, Geometry, Ipa, Kib4, Level, Pa, Platform, Run, Stage2, TablePage, TableSource,
     Unwatched, Vmid, Window,
 };
 
@@ -77,7 +77,7 @@ impl BareTables {
 
     /// The guest with this VMID, which has tables of its own.
     fn on(machine: &Arc<FastMachine>, features: Features, vmid: u16) -> Self {
-        let geometry = Geometry::new(Granule::KIB_4, 40, &features).unwrap();
+        let geometry = Geometry::new(Kib4, 40, &features).unwrap();
         let first = u64::from(vmid - 1) * 64;
         let part = |first: u64, pages: u64| machine.arena().donate_part(first * PAGE, pages * PAGE).unwrap().into_run();
         let root = part(first, 2).into_root(&geometry).unwrap();
@@ -89,7 +89,7 @@ impl BareTables {
 
     fn map(&mut self, ipa: Ipa, pa: Pa, level: Level, attributes: &Attributes) {
         // SAFETY: the tests map frames of the arena that are not donated.
-        let window = unsafe { Window::new(pa, Granule::KIB_4.span(level)) };
+        let window = unsafe { Window::new(pa, Kib4.span(level)) };
         let _ = self.stage2.open(window, ipa).map(level, attributes, &mut self.tables).unwrap();
     }
 
@@ -153,7 +153,7 @@ fn a_guest_finds_what_it_wrote_wherever_it_was_mapped() {
         let machine = machine(1);
         let mut frames = Frames::new(FEATURES);
         frames.add(machine.arena().donate());
-        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+        let geometry = Geometry::new(Kib4, 40, &FEATURES).unwrap();
         let platform = FastPlatform(Arc::clone(&machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, pages).unwrap();
         let range = RAM..RAM + 8 * MIB_2;
@@ -226,7 +226,7 @@ fn a_guest_is_given_more_than_the_machine_has() {
     let mut frames = Frames::new(FEATURES);
     frames.add(machine.arena().donate());
     let free = frames.free();
-    let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+    let geometry = Geometry::new(Kib4, 40, &FEATURES).unwrap();
     let platform = FastPlatform(Arc::clone(&machine));
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest).unwrap();
     // The slot's memory starts at a multiple of 1 GiB, so that blocks of 1 GiB fit.
@@ -327,7 +327,7 @@ fn a_block_goes_by_an_address_in_its_middle() {
     guest.machine.arena().store(entry, 0).unwrap();
     let platform = guest.stage2.platform();
     platform.load_vttbr(guest.stage2.vttbr());
-    platform.tlbi(Tlbi::Ipas2Le1Is, single_operand(RAM + 5 * PAGE, Some(Level::L2)));
+    platform.tlbi(Tlbi::Ipas2Le1Is, single_operand(RAM + 5 * PAGE, Some(Level::L2), Kib4));
     platform.dsb(Domain::Ish);
     for va in touched {
         assert!(vcpu.load(va).is_err(), "{va:#x}");

@@ -20,7 +20,7 @@ use twofold_stage2::*;
 // README from here
 /// Maps 2 MiB at 1 GiB, splits it into pages, and takes it back.
 fn run(cpu: impl Platform, features: Features, memory: Run) -> Result<(), Error> {
-    let geometry = Geometry::new(Granule::KIB_4, 40, &features)?;
+    let geometry = Geometry::new(Kib4, 40, &features)?;
     let (ram, rest) = memory.split_at(2 << 20).expect("4 MiB");
     let (root, rest) = rest.split_at(geometry.root_size()).expect("2 MiB");
     let root = root.into_root(&geometry).expect("aligned to 2 MiB");

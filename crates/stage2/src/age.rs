@@ -15,7 +15,7 @@ use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
-use crate::{Descriptor, Downgrade, Error, Ipa, IpaRange, Level, Pending, Stage2};
+use crate::{Descriptor, Downgrade, Error, Granule, Ipa, IpaRange, Level, Pending, Stage2};
 
 /// Leaves that hardware had marked: up to 64 neighbours of the same level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Marked {
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Clears the access flags of the leaves in `range`, and calls `young` with those that had one set. Does not
     /// invalidate TLBs. A block that lies partly in `range` is cleared and reported whole.
     ///
@@ -61,7 +61,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space.
-    pub fn clean(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Downgrade>, Error> {
+    pub fn clean(&self, range: IpaRange, dirty: &mut dyn FnMut(Marked)) -> Result<Pending<'_, P, Downgrade, G>, Error> {
         self.geometry().check(&range)?;
         self.begin_downgrade();
         let mut pass = Clean { found: Found::default(), changed: Changed::default(), dirty };
@@ -70,7 +70,7 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Clears write permission and DBM of the hardware-tracked leaves in `range`, and calls `dirty` with those that
     /// were dirty up to that moment. No record is lost on the way from hardware tracking to
     /// [`write_protect`](Self::write_protect). Other leaves stay as they are. A block that lies partly in `range` is
@@ -83,7 +83,7 @@ impl<P: Platform> Stage2<P> {
         &self,
         range: IpaRange,
         dirty: &mut dyn FnMut(Marked),
-    ) -> Result<Pending<'_, P, Downgrade>, Error> {
+    ) -> Result<Pending<'_, P, Downgrade, G>, Error> {
         self.geometry().check(&range)?;
         self.begin_downgrade();
         let mut pass = ClearDbmAndWrite { found: Found::default(), changed: Changed::default(), dirty };
@@ -132,13 +132,13 @@ struct Age<'a> {
     young: &'a mut dyn FnMut(Marked),
 }
 
-impl<P: Platform> Pass<P> for Age<'_> {
+impl<P: Platform, G: Granule> Pass<P, G> for Age<'_> {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         counts.leaves() > 0
     }
 
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, _: Ipa) {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let cells = locked.table.cells(indexes.start, indexes.end);
         if locked.counts.hardware_tracked() > 0 {
@@ -182,13 +182,13 @@ struct Clean<'a> {
     dirty: &'a mut dyn FnMut(Marked),
 }
 
-impl<P: Platform> Pass<P> for Clean<'_> {
+impl<P: Platform, G: Granule> Pass<P, G> for Clean<'_> {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         counts.hardware_tracked() > 0
     }
 
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let mut span = Span::default();
         let cells = locked.table.cells(indexes.start, indexes.end);
@@ -225,13 +225,13 @@ struct ClearDbmAndWrite<'a> {
     dirty: &'a mut dyn FnMut(Marked),
 }
 
-impl<P: Platform> Pass<P> for ClearDbmAndWrite<'_> {
+impl<P: Platform, G: Granule> Pass<P, G> for ClearDbmAndWrite<'_> {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         counts.hardware_tracked() > 0
     }
 
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         const BITS: u64 = Descriptor::WRITE | Descriptor::DIRTY_BY_HARDWARE;
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let mut span = Span::default();

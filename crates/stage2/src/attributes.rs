@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The attributes of a leaf, as types that cannot hold a reserved encoding.
 
-use crate::{Error, Features};
+use crate::granule::Format;
+use crate::{Error, Features, Granule};
 
 /// The attributes of a leaf: memory type, permissions, and state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,18 @@ pub struct Attributes {
     pub dirty_by_hardware: bool,
     /// Four bits that hardware ignores, for the owner of the mapping. Only the low four are kept.
     pub software: u8,
+}
+
+impl Attributes {
+    /// Checks that a leaf of this granule can hold the attributes.
+    #[inline(always)]
+    pub(crate) fn check<G: Granule>(&self, features: &Features) -> Result<(), Error> {
+        self.access.check(features)?;
+        if matches!(G::FORMAT, Format::Lpa2) && self.shareability != Shareability::InnerShareable {
+            return Err(Error::ShareabilityOfLpa2);
+        }
+        Ok(())
+    }
 }
 
 /// The permissions of a leaf.

@@ -15,8 +15,8 @@ use crate::cache::{self, CacheMaintenance};
 use crate::platform::Platform;
 use crate::walk::{Entry, Visitor};
 use crate::{
-    Attributes, Coalesced, Descriptor, Error, Grant, Ipa, IpaRange, Leaf, Level, Levels, Mapped, Memory, Pool, Stage2,
-    TableSource,
+    Attributes, Coalesced, Descriptor, Error, Grant, Granule, Ipa, IpaRange, Leaf, Level, Levels, Mapped, Memory, Pool,
+    Stage2, TableSource,
 };
 
 /// Which entries a split visits.
@@ -49,14 +49,14 @@ impl SplitPolicy for SkipLeaves {
     const SKIP: Levels = Levels::NONE.with(Level::L3);
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Splits all blocks in `range` down to pages, by a walk that visits the entries that `S` selects. Returns the
     /// number of entries that it visited, tables and leaves.
     ///
     /// # Errors
     ///
     /// As [`walk`](Self::walk), or [`Error::NoTablePage`].
-    pub fn split_by<S: SplitPolicy>(&self, range: IpaRange, tables: &mut impl TableSource) -> Result<u64, Error> {
+    pub fn split_by<S: SplitPolicy>(&self, range: IpaRange, tables: &mut impl TableSource<G>) -> Result<u64, Error> {
         let mut split =
             SplitWalk { stage2: self, tables, policy: core::marker::PhantomData::<S>, visits: 0, made: None };
         self.walk(range, &mut split)?;
@@ -64,7 +64,7 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-impl<P: Platform> Grant<'_, P> {
+impl<P: Platform, G: Granule> Grant<'_, P, G> {
     /// Cleans, and then maps if nothing is mapped yet: each CPU that faults on a block cleans it.
     ///
     /// # Errors
@@ -74,13 +74,13 @@ impl<P: Platform> Grant<'_, P> {
         self,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-    ) -> Result<Mapped, Error> {
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Mapped<G>, Error> {
         let Self { stage2, ipa, pa, sample, .. } = self;
         let (features, span) = (stage2.features(), stage2.geometry().granule().span(level));
         self.check(span)?;
         stage2.check_leaf(ipa, pa, level)?;
-        attributes.access.check(features)?;
+        attributes.check::<G>(features)?;
         cache::before_map(stage2.platform(), features, (pa, span), CacheMaintenance::new(features, attributes));
         let new = Descriptor::leaf(pa, level, attributes, features);
         // Only a leaf that is not normal memory has to be noted in its table's metadata.
@@ -99,9 +99,9 @@ impl<P: Platform> Grant<'_, P> {
         self,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-        dirty: &mut dyn FnMut(Leaf),
-    ) -> Result<Coalesced, Error> {
+        tables: &mut impl TableSource<G>,
+        dirty: &mut dyn FnMut(Leaf<G>),
+    ) -> Result<Coalesced<G>, Error> {
         self.coalesce_in_order::<true, false>(level, attributes, tables, dirty)
     }
 
@@ -115,9 +115,9 @@ impl<P: Platform> Grant<'_, P> {
         self,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-        dirty: &mut dyn FnMut(Leaf),
-    ) -> Result<Coalesced, Error> {
+        tables: &mut impl TableSource<G>,
+        dirty: &mut dyn FnMut(Leaf<G>),
+    ) -> Result<Coalesced<G>, Error> {
         self.coalesce_in_order::<FREE_FIRST, true>(level, attributes, tables, dirty)
     }
 
@@ -127,19 +127,19 @@ impl<P: Platform> Grant<'_, P> {
     ///
     /// As [`map`](Self::map).
     #[inline(always)]
-    pub fn map_topping_up_always<S: TableSource, const N: usize>(
+    pub fn map_topping_up_always<S: TableSource<G>, const N: usize>(
         self,
         level: Level,
         attributes: &Attributes,
-        tables: &mut Pool<S, N>,
-    ) -> Result<Mapped, Error> {
+        tables: &mut Pool<S, N, G>,
+    ) -> Result<Mapped<G>, Error> {
         tables.top_up(usize::from(Level::L3.raw() - self.stage2.geometry().root_level().raw()));
         self.map(level, attributes, tables)
     }
 }
 
-struct SplitWalk<'a, P: Platform, T, S> {
-    stage2: &'a Stage2<P>,
+struct SplitWalk<'a, P: Platform, G: Granule, T, S> {
+    stage2: &'a Stage2<P, G>,
     tables: &'a mut T,
     policy: core::marker::PhantomData<S>,
     visits: u64,
@@ -147,19 +147,19 @@ struct SplitWalk<'a, P: Platform, T, S> {
     made: Option<Ipa>,
 }
 
-impl<P: Platform, T: TableSource, S: SplitPolicy> Visitor for SplitWalk<'_, P, T, S> {
+impl<P: Platform, G: Granule, T: TableSource<G>, S: SplitPolicy> Visitor<G> for SplitWalk<'_, P, G, T, S> {
     const TABLE_BEFORE: bool = true;
     const SKIP: Levels = S::SKIP;
     type Error = Error;
 
     #[inline(always)]
-    fn table_before(&mut self, _: &Entry) -> Result<(), Error> {
+    fn table_before(&mut self, _: &Entry<G>) -> Result<(), Error> {
         self.visits += 1;
         Ok(())
     }
 
     #[inline(always)]
-    fn leaf(&mut self, entry: &Entry) -> Result<(), Error> {
+    fn leaf(&mut self, entry: &Entry<G>) -> Result<(), Error> {
         self.visits += 1;
         if entry.level < Level::L3 && entry.descriptor.is_valid() {
             self.split(entry)?;
@@ -168,13 +168,13 @@ impl<P: Platform, T: TableSource, S: SplitPolicy> Visitor for SplitWalk<'_, P, T
     }
 
     #[inline(always)]
-    fn passes_over(&self, entry: &Entry) -> bool {
+    fn passes_over(&self, entry: &Entry<G>) -> bool {
         S::PASS_OVER_NEW && self.made == Some(entry.ipa)
     }
 }
 
-impl<P: Platform, T: TableSource, S> SplitWalk<'_, P, T, S> {
-    fn split(&mut self, entry: &Entry) -> Result<(), Error> {
+impl<P: Platform, G: Granule, T: TableSource<G>, S> SplitWalk<'_, P, G, T, S> {
+    fn split(&mut self, entry: &Entry<G>) -> Result<(), Error> {
         let location = self.stage2.lockless_walk(entry.ipa, entry.level);
         if location.entry.is_leaf(entry.level)
             && self.stage2.split_block(entry.ipa, &location, Level::L3, self.tables)?

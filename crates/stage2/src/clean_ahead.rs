@@ -18,7 +18,9 @@
 
 use crate::cache::{self, CacheMaintenance};
 use crate::platform::Platform;
-use crate::{Attributes, Descriptor, Error, Features, Grant, Ipa, Level, Mapped, Memory, Run, Stage2, TableSource};
+use crate::{
+    Attributes, Descriptor, Error, Features, Grant, Granule, Ipa, Level, Mapped, Memory, Run, Stage2, TableSource,
+};
 
 /// The pieces of a block's memory, of 2 MiB, that were cleaned ahead of its mapping. The embedder keeps it beside that
 /// memory, under a lock that each of its own writes there takes.
@@ -66,7 +68,7 @@ impl CleanedPieces {
     }
 }
 
-impl<P: Platform> Grant<'_, P> {
+impl<P: Platform, G: Granule> Grant<'_, P, G> {
     /// [`map`](Self::map) of a level 2 block of normal memory, which was `cleaned` ahead. If a piece of it is not
     /// noted, all of the block is cleaned.
     ///
@@ -77,8 +79,8 @@ impl<P: Platform> Grant<'_, P> {
         self,
         attributes: &Attributes,
         cleaned: CleanedPieces,
-        tables: &mut impl TableSource,
-    ) -> Result<Mapped, Error> {
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Mapped<G>, Error> {
         let Self { stage2, ipa, pa, sample, .. } = self;
         let span = stage2.geometry().granule().span(Level::L2);
         if attributes.memory != Memory::Normal || span != CleanedPieces::BLOCK || !cleaned.are_all() {
@@ -86,14 +88,14 @@ impl<P: Platform> Grant<'_, P> {
         }
         self.check(span)?;
         stage2.check_leaf(ipa, pa, Level::L2)?;
-        attributes.access.check(stage2.features())?;
+        attributes.check::<G>(stage2.features())?;
         let new = Descriptor::leaf(pa, Level::L2, attributes, stage2.features());
         let maintenance = CacheMaintenance::new(stage2.features(), attributes).cleaned();
         stage2.map_with::<false>(ipa, new, sample, Level::L2, maintenance, tables)
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Whether a level 2 block of normal memory at `ipa` would be cleaned as a whole when it is mapped: this CPU needs that,
     /// and nothing is mapped there. A hint: it may have changed when this returns.
     pub fn cleans_block(&self, ipa: Ipa) -> bool {

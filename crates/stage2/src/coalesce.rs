@@ -28,22 +28,24 @@ use crate::table::Table;
 use crate::tlb::Scope;
 use crate::unlinked::{Look, UnlinkedTable};
 use crate::withdraw::Sample;
-use crate::{Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Stage2, TableSource, cache};
+use crate::{
+    Attributes, Descriptor, Error, Grant, Granule, Ipa, Kib4, Leaf, Level, Memory, Pa, Stage2, TableSource, cache,
+};
 
 /// What [`Grant::coalesce`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Coalesced {
+pub enum Coalesced<G: Granule = Kib4> {
     /// The block replaced a table.
     Done {
         /// Table pages that were given back.
         tables: u64,
     },
     /// No table was there, so the block was mapped by [`Grant::map`], with this result.
-    Mapped(Mapped),
+    Mapped(Mapped<G>),
 }
 
-impl<P: Platform> Grant<'_, P> {
+impl<P: Platform, G: Granule> Grant<'_, P, G> {
     /// Maps the start of the grant by one block of `level`, which replaces smaller mappings. The smaller mappings must
     /// map the block's own frames: other frames are not reported.
     ///
@@ -54,14 +56,14 @@ impl<P: Platform> Grant<'_, P> {
     ///
     /// # Errors
     ///
-    /// As [`map`](Self::map).
+    /// As [`map`](Self::map). A block of level 0 (FEAT_LPA2) replaces no table: [`Error::TableInTheWay`].
     pub fn coalesce(
         self,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-        dirty: &mut dyn FnMut(Leaf),
-    ) -> Result<Coalesced, Error> {
+        tables: &mut impl TableSource<G>,
+        dirty: &mut dyn FnMut(Leaf<G>),
+    ) -> Result<Coalesced<G>, Error> {
         self.coalesce_in_order::<false, false>(level, attributes, tables, dirty)
     }
 
@@ -71,16 +73,16 @@ impl<P: Platform> Grant<'_, P> {
         self,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-        dirty: &mut dyn FnMut(Leaf),
-    ) -> Result<Coalesced, Error> {
+        tables: &mut impl TableSource<G>,
+        dirty: &mut dyn FnMut(Leaf<G>),
+    ) -> Result<Coalesced<G>, Error> {
         self.check(self.stage2.geometry().granule().span(level))?;
         let Self { stage2, ipa, pa, sample, .. } = self;
         stage2.coalesce_to::<FREE_FIRST, CLEANED>((ipa, pa), sample, level, attributes, tables, dirty)
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Replaces smaller mappings by a block, under a grant that was checked ([`Grant::coalesce_in_order`]).
     pub(crate) fn coalesce_to<const FREE_FIRST: bool, const CLEANED: bool>(
         &self,
@@ -88,12 +90,16 @@ impl<P: Platform> Stage2<P> {
         sample: Sample,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-        dirty: &mut dyn FnMut(Leaf),
-    ) -> Result<Coalesced, Error> {
+        tables: &mut impl TableSource<G>,
+        dirty: &mut dyn FnMut(Leaf<G>),
+    ) -> Result<Coalesced<G>, Error> {
         self.check_leaf(ipa, pa, level)?;
-        attributes.access.check(self.features())?;
+        attributes.check::<G>(self.features())?;
         let below = level.below().ok_or(Error::NoLeafAtLevel { level })?;
+        if G::LARGEST == Level::L0 && level == Level::L0 {
+            // The tables below are of two levels, and too many to be held.
+            return self.map_to(ipa, pa, sample, level, attributes, tables).map(Coalesced::Mapped);
+        }
         let span = self.geometry().granule().span(level);
         let new = Descriptor::leaf(pa, level, attributes, self.features());
         let maintenance = CacheMaintenance::new(self.features(), attributes);
@@ -153,7 +159,7 @@ impl<P: Platform> Stage2<P> {
                 // Until the flush, the guest may have written past the caches, or left lines in them.
                 self.clean_others(self.table(entry), below, new);
             }
-            let mut harvest = |leaf: Leaf| {
+            let mut harvest = |leaf: Leaf<G>| {
                 if leaf.descriptor.is_hardware_dirty() {
                     dirty(leaf);
                 }
@@ -180,9 +186,9 @@ impl<P: Platform> Stage2<P> {
     /// of them should spend the time to clean (Wang 2021: clean on map).
     fn claim(
         &self,
-        location: &EntryLocation<'_>,
+        location: &EntryLocation<'_, G>,
         below: Level,
-        new: Descriptor,
+        new: Descriptor<G>,
         maintenance: CacheMaintenance,
     ) -> Result<Claim, Retry> {
         // W3: before it, the entry may not be a table's, and the page may have no metadata.
@@ -231,7 +237,7 @@ impl<P: Platform> Stage2<P> {
     ///
     /// The tables below are not locked, but stay linked. A CPU that maps there during this look cleans what it maps. C2
     /// takes the locks of those tables before the break, so that cleaning is complete by then.
-    fn look_for(&self, new: Descriptor, table: Table<'_>, level: Level) -> Claim {
+    fn look_for(&self, new: Descriptor<G>, table: Table<'_, G>, level: Level) -> Claim {
         let mut claim = Claim { cleaned: true, other_memory: false };
         for index in 0..table.len() {
             let old = table.entry(index).read();

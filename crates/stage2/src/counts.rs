@@ -3,7 +3,7 @@
 
 use core::ops::{AddAssign, SubAssign};
 
-use crate::{Descriptor, Level};
+use crate::{Descriptor, Granule, Level};
 
 /// Counts of a table's entries. The fields have 14 bits, since a root of 16 tables has up to 8192 entries. Adding
 /// counts adds words.
@@ -27,7 +27,7 @@ impl Counts {
 
     /// The counts of one entry of a table at `level`.
     #[inline(always)]
-    pub(crate) const fn of(entry: Descriptor, level: Level) -> Self {
+    pub(crate) const fn of<G: Granule>(entry: Descriptor<G>, level: Level) -> Self {
         let raw = entry.raw();
         if entry.is_table(level) {
             return Self(1 << LIVE_SHIFT | 1 << TABLES_SHIFT);
@@ -128,26 +128,26 @@ mod tests {
         let features = Features::NONE;
         let leaf = |access, dirty_by_hardware| {
             let attributes = Attributes { dirty_by_hardware, ..Attributes::ram(access) };
-            Counts::of(Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features), Level::L3)
+            Counts::of(<Descriptor>::leaf(Pa::new(0x1000), Level::L3, &attributes, &features), Level::L3)
         };
         let seen = |counts: Counts| (counts.live(), counts.tables(), counts.writable(), counts.hardware_tracked());
-        let mut both = Counts::of(Descriptor::table(Pa::new(0x1000)), Level::L2).times(3);
+        let mut both = Counts::of(<Descriptor>::table(Pa::new(0x1000)), Level::L2).times(3);
         both += leaf(Access::READ, false).times(2);
         assert_eq!((both.live(), both.tables(), both.leaves()), (5, 3, 2));
         assert_eq!(seen(leaf(Access::READ, false)), (1, 0, 0, 0));
         assert_eq!(seen(leaf(Access::READ_WRITE, false)), (1, 0, 1, 0));
         assert_eq!(seen(leaf(Access::READ, true)), (1, 0, 1, 1));
         assert_eq!(seen(leaf(Access::READ_WRITE, true)), (1, 0, 1, 1));
-        let table = Descriptor::table(Pa::new(0x1000));
+        let table = <Descriptor>::table(Pa::new(0x1000));
         assert_eq!(seen(Counts::of(table, Level::L2)), (1, 1, 0, 0));
         assert_eq!(seen(Counts::of(table, Level::L3)), (1, 0, 0, 0), "a page, not a table");
-        assert_eq!(Counts::of(Descriptor::INVALID, Level::L3), Counts::EMPTY);
-        assert_eq!(Counts::of(Descriptor::BUSY, Level::L2), Counts::EMPTY);
+        assert_eq!(Counts::of(<Descriptor>::INVALID, Level::L3), Counts::EMPTY);
+        assert_eq!(Counts::of(<Descriptor>::BUSY, Level::L2), Counts::EMPTY);
     }
 
     #[test]
     fn the_largest_root_fits_the_counts() {
-        let all = Descriptor::leaf(
+        let all = <Descriptor>::leaf(
             Pa::new(0),
             Level::L1,
             &Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::ALL) },

@@ -21,9 +21,9 @@ use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
-use crate::{Descriptor, Downgrade, Error, Ipa, IpaRange, Level, Marked, Pending, Stage2};
+use crate::{Descriptor, Downgrade, Error, Granule, Ipa, IpaRange, Level, Marked, Pending, Stage2};
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Sets DBM on the pages that are mapped in `range`. A writable page stays writable, and counts as dirty. A
     /// read-only page becomes clean, and hardware may make it dirty. So the caller must know that the guest may write
     /// all of `range`. Blocks stay as they are.
@@ -49,7 +49,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// As [`set_dbm`](Self::set_dbm).
-    pub fn set_dbm_clean(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
+    pub fn set_dbm_clean(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade, G>, Error> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
         self.begin_downgrade();
@@ -64,7 +64,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// A page is outside the IPA space, or `first` is not aligned; [`Error::NoDirtyState`].
-    pub fn set_dbm_clean_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Downgrade>, Error> {
+    pub fn set_dbm_clean_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Downgrade, G>, Error> {
         self.check_dirty_state()?;
         let range = self.masked_range(first, mask)?;
         self.begin_downgrade();
@@ -79,7 +79,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// The range is not made of whole pages inside the IPA space.
-    pub fn clear_dbm(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
+    pub fn clear_dbm(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade, G>, Error> {
         self.geometry().check(&range)?;
         self.begin_downgrade();
         let mut pass = ClearDbm { changed: Changed::default() };
@@ -119,13 +119,13 @@ impl<P: Platform> Stage2<P> {
 /// Sets DBM on pages.
 struct SetDbm;
 
-impl<P: Platform> Pass<P> for SetDbm {
+impl<P: Platform, G: Granule> Pass<P, G> for SetDbm {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         counts.leaves() > counts.hardware_tracked()
     }
 
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, _: Ipa) {
         if locked.level < Level::L3 {
             return;
         }
@@ -146,13 +146,13 @@ struct SetDbmClean {
     changed: Changed,
 }
 
-impl<P: Platform> Pass<P> for SetDbmClean {
+impl<P: Platform, G: Granule> Pass<P, G> for SetDbmClean {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         counts.leaves() > 0
     }
 
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         let mut span = Span::default();
         if locked.level == Level::L3 && locked.counts.hardware_tracked() == 0 {
             set_dbm_in_cells::<true>(locked, &indexes, &mut span);
@@ -167,7 +167,7 @@ impl<P: Platform> Pass<P> for SetDbmClean {
 /// Makes leaves clean one by one, and sets DBM on pages: for a table in which some leaves have DBM, or all leaves are
 /// blocks. Adds the leaves that lost write permission to `span`.
 #[inline(always)]
-fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usize>, span: &mut Span) {
+fn clean_one_by_one<G: Granule>(locked: &mut Locked<'_, impl Platform, G>, indexes: &Range<usize>, span: &mut Span) {
     let dbm = if locked.level == Level::L3 { Descriptor::DIRTY_BY_HARDWARE } else { 0 };
     for (at, index) in indexes.clone().enumerate() {
         let cell = locked.table.entry(index);
@@ -183,7 +183,7 @@ fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usiz
         if !entry.is_valid() {
             continue;
         }
-        let clean = |old: Descriptor| Descriptor::from_raw(old.without(WRITES).raw() | dbm);
+        let clean = |old: Descriptor<G>| Descriptor::from_raw(old.without(WRITES).raw() | dbm);
         let (old, new) = locked.change(index, clean);
         // A block that loses DBM needs the flush too: by an old TLB entry with DBM, hardware still grants writes.
         if old.raw() & !new.raw() & WRITES != 0 {
@@ -196,7 +196,7 @@ fn clean_one_by_one(locked: &mut Locked<'_, impl Platform>, indexes: &Range<usiz
 /// also clears their write permission, and adds the leaves that had it to `span`.
 #[inline(always)]
 fn set_dbm_in_cells<const CLEAN: bool>(
-    locked: &mut Locked<'_, impl Platform>,
+    locked: &mut Locked<'_, impl Platform, impl Granule>,
     indexes: &Range<usize>,
     span: &mut Span,
 ) {
@@ -241,13 +241,13 @@ struct ClearDbm {
     changed: Changed,
 }
 
-impl<P: Platform> Pass<P> for ClearDbm {
+impl<P: Platform, G: Granule> Pass<P, G> for ClearDbm {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         counts.hardware_tracked() > 0
     }
 
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         let mut span = Span::default();
         for (at, index) in indexes.enumerate() {
             if locked.entry(index).is_hardware_tracked() {
@@ -266,13 +266,13 @@ struct Look<'a, const TRACKED: bool> {
     reported: &'a mut dyn FnMut(Marked),
 }
 
-impl<P: Platform, const TRACKED: bool> Pass<P> for Look<'_, TRACKED> {
+impl<P: Platform, G: Granule, const TRACKED: bool> Pass<P, G> for Look<'_, TRACKED> {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         if TRACKED { counts.hardware_tracked() > 0 } else { counts.writable() > 0 }
     }
 
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, _: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, _: Ipa) {
         self.found.shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let (rows, rest) = locked.table.cells(indexes.start, indexes.end).as_chunks::<ROW>();
         for (number, cells) in rows.iter().enumerate() {

@@ -10,7 +10,7 @@
 
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::{Features, Pa, TablePage, TableSource};
+use crate::{Features, Granule, Pa, TablePage, TableSource};
 
 /// The page on top of the stack, or 0.
 #[derive(Debug, Default)]
@@ -19,7 +19,12 @@ pub(crate) struct DeferredFree(Word);
 impl DeferredFree {
     /// Gives the pages to `tables`. No walk reaches them: their flush is complete.
     #[inline]
-    pub(crate) fn give_to<P: Platform>(&self, tables: &mut impl TableSource, platform: &P, features: &Features) {
+    pub(crate) fn give_to<P: Platform, G: Granule>(
+        &self,
+        tables: &mut impl TableSource<G>,
+        platform: &P,
+        features: &Features,
+    ) {
         if self.0.load(Ordering::Relaxed) != 0 {
             self.give_all_to(tables, platform, features);
         }
@@ -27,7 +32,12 @@ impl DeferredFree {
 
     #[cold]
     #[inline(never)]
-    fn give_all_to<P: Platform>(&self, tables: &mut impl TableSource, platform: &P, features: &Features) {
+    fn give_all_to<P: Platform, G: Granule>(
+        &self,
+        tables: &mut impl TableSource<G>,
+        platform: &P,
+        features: &Features,
+    ) {
         platform.on_atomic();
         let mut next = self.0.swap(0, Ordering::Acquire);
         while next != 0 {
@@ -45,12 +55,12 @@ pub(crate) struct DeferFree<'a, P: Platform> {
     pub(crate) platform: &'a P,
 }
 
-impl<P: Platform> TableSource for DeferFree<'_, P> {
-    fn take(&mut self) -> Option<TablePage> {
+impl<P: Platform, G: Granule> TableSource<G> for DeferFree<'_, P> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         None
     }
 
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         let (head, metadata) = (&self.list.0, self.platform.metadata(page.pa()));
         loop {
             let next = head.load(Ordering::Relaxed);

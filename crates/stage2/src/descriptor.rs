@@ -5,17 +5,17 @@
 //! ([`Access::check`]).
 
 use core::fmt;
+use core::marker::PhantomData;
 
-use crate::{Access, Attributes, Execute, Features, Level, Memory, Pa, Shareability};
+use crate::granule::Format;
+use crate::{Access, Attributes, Execute, Features, Granule, Kib4, Level, Memory, Pa, Shareability};
 
-/// The bits of a translation table entry.
+/// The bits of a translation table entry, in the format of a granule.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Descriptor(u64);
+pub struct Descriptor<G: Granule = Kib4>(u64, PhantomData<G>);
 
+/// The fields that have the same place in every format.
 impl Descriptor {
-    /// The entry that maps nothing.
-    pub const INVALID: Self = Self(0);
-
     /// The entry is valid.
     pub(crate) const VALID: u64 = 1 << 0;
     /// Set in an entry for a table, and for a page at level 3. Clear in an entry for a block.
@@ -36,14 +36,28 @@ impl Descriptor {
     const EXECUTE_NEVER: u64 = 3 << Self::EXECUTE_NEVER_SHIFT;
     const SOFTWARE_SHIFT: u32 = 55;
     const SOFTWARE: u64 = 0xf << Self::SOFTWARE_SHIFT;
-    /// Output address or next table, bits 47 to 12.
-    const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
     /// The guest's permissions. A change of these bits alone needs no break-before-make.
     pub(crate) const PERMISSIONS: u64 = Self::READ | Self::WRITE | Self::EXECUTE_NEVER;
+}
+
+impl<G: Granule> Descriptor<G> {
+    /// The entry that maps nothing.
+    pub const INVALID: Self = Self::from_raw(0);
+
+    /// The bits of the output address, or of the next table's.
+    const ADDRESS: u64 = match G::FORMAT {
+        Format::Bits48 => 0x0000_ffff_ffff_ffff & !(G::SIZE - 1),
+        Format::Lpa2 => 0x0003_ffff_ffff_ffff & !(G::SIZE - 1) | Self::TOP_LPA2,
+        Format::Lpa => 0x0000_ffff_ffff_f000,
+    };
+    /// Address bits 51 and 50 with FEAT_LPA2. They take the place of the shareability.
+    const TOP_LPA2: u64 = 3 << 8;
+    /// Address bits 51 to 48 with the 64 KiB granule. They are zero without FEAT_LPA.
+    const TOP_LPA: u64 = 0xf << 12;
 
     /// The entry with these bits.
     pub const fn from_raw(raw: u64) -> Self {
-        Self(raw)
+        Self(raw, PhantomData)
     }
 
     /// The bits.
@@ -53,24 +67,25 @@ impl Descriptor {
 
     /// An entry that points to the table at `table`.
     pub const fn table(table: Pa) -> Self {
-        Self((table.raw() & Self::ADDRESS) | Self::TABLE_OR_PAGE | Self::VALID)
+        Self::from_raw(place::<G>(table) | Descriptor::TABLE_OR_PAGE | Descriptor::VALID)
     }
 
     /// A page (level 3) or block (levels 1 and 2) that maps `output`. `output` must be aligned for `level`.
-    #[inline]
+    #[inline(always)] // a call costs a first touch 10 %
     pub const fn leaf(output: Pa, level: Level, attributes: &Attributes, features: &Features) -> Self {
-        let page = if level.raw() == 3 { Self::TABLE_OR_PAGE } else { 0 };
-        Self((output.raw() & Self::ADDRESS) | encode(attributes, features) | page | Self::VALID)
+        let page = if level.raw() == 3 { Descriptor::TABLE_OR_PAGE } else { 0 };
+        Self::from_raw(place::<G>(output) | encode::<G>(attributes, features) | page | Descriptor::VALID)
     }
 
     /// Whether the entry is valid, so that hardware uses it.
     pub const fn is_valid(self) -> bool {
-        self.0 & Self::VALID != 0
+        self.0 & Descriptor::VALID != 0
     }
 
     /// Whether the entry, in a table of `level`, points to a table. At level 3 the same bits are a page.
     pub const fn is_table(self, level: Level) -> bool {
-        level.raw() < 3 && self.0 & (Self::TABLE_OR_PAGE | Self::VALID) == Self::TABLE_OR_PAGE | Self::VALID
+        level.raw() < 3
+            && self.0 & (Descriptor::TABLE_OR_PAGE | Descriptor::VALID) == Descriptor::TABLE_OR_PAGE | Descriptor::VALID
     }
 
     /// Whether the entry, in a table of `level`, maps memory.
@@ -80,85 +95,77 @@ impl Descriptor {
 
     /// The output address of a leaf, or the address of a table.
     pub const fn address(self) -> Pa {
-        Pa::new(self.0 & Self::ADDRESS)
+        Pa::new(match G::FORMAT {
+            Format::Bits48 => self.0 & Self::ADDRESS,
+            Format::Lpa2 => self.0 & Self::ADDRESS & !Self::TOP_LPA2 | (self.0 & Self::TOP_LPA2) << (50 - 8),
+            Format::Lpa => self.0 & Self::ADDRESS & !Self::TOP_LPA | (self.0 & Self::TOP_LPA) << (48 - 12),
+        })
     }
 
     /// The attributes of a leaf.
     pub const fn attributes(self, features: &Features) -> Attributes {
-        decode(self.0, features)
+        decode::<G>(self.0, features)
     }
 
     /// The permissions of a leaf. This needs no [`Features`]: the engine's encodings for a CPU without FEAT_XNX mean
     /// the same on a CPU with it.
+    #[inline(always)]
     pub const fn access(self) -> Access {
-        Access {
-            read: self.0 & Self::READ != 0,
-            write: self.is_writable(),
-            execute: match (self.0 & Self::EXECUTE_NEVER) >> Self::EXECUTE_NEVER_SHIFT {
-                0b00 => Execute::ALWAYS,
-                0b01 => Execute::EL0,
-                0b11 => Execute::EL1,
-                _ => Execute::NEVER,
-            },
-        }
+        access_of(self.0)
     }
 
     /// The same leaf with other permissions.
+    #[inline(always)]
     pub const fn with_access(self, access: Access, features: &Features) -> Self {
-        Self((self.0 & !Self::PERMISSIONS) | permissions(access, features))
+        Self::from_raw((self.0 & !Descriptor::PERMISSIONS) | permissions(access, features))
     }
 
     /// The same leaf, which also allows `access`.
+    #[inline(always)]
     pub const fn with_more(self, access: Access, features: &Features) -> Self {
-        let data = self.0 | data_bits(access);
-        // The two cases of faults need no decoding; the rest is the general case.
-        match access.execute {
-            Execute::NEVER => Self(data),
-            Execute::ALWAYS => Self(data & !Self::EXECUTE_NEVER),
-            _ => self.with_access(self.access().union(access), features),
-        }
+        Self::from_raw(allowing_more(self.0, access, features))
     }
 
     /// Whether a leaf has write permission now (S2AP\[1\]). A clean leaf with DBM has not: hardware grants it on the
     /// first write.
     pub const fn is_writable(self) -> bool {
-        self.0 & Self::WRITE != 0
+        self.0 & Descriptor::WRITE != 0
     }
 
     /// Whether the access flag is set.
     pub const fn is_accessed(self) -> bool {
-        self.0 & Self::ACCESSED != 0
+        self.0 & Descriptor::ACCESSED != 0
     }
 
     /// The same leaf with its access flag set.
     pub const fn with_accessed(self) -> Self {
-        Self(self.0 | Self::ACCESSED)
+        Self::from_raw(self.0 | Descriptor::ACCESSED)
     }
 
     /// Whether the leaf is hardware-tracked: it is valid and DBM is set, so hardware may write to the entry to record a
     /// guest's write. Hardware does so only if `VTCR_EL2.HD` is set.
     pub const fn is_hardware_tracked(self) -> bool {
-        let both = Self::VALID | Self::DIRTY_BY_HARDWARE;
+        let both = Descriptor::VALID | Descriptor::DIRTY_BY_HARDWARE;
         self.0 & both == both
     }
 
     /// The same leaf with DBM set.
     pub(crate) const fn with_dirty_by_hardware(self) -> Self {
-        Self(self.0 | Self::DIRTY_BY_HARDWARE)
+        Self::from_raw(self.0 | Descriptor::DIRTY_BY_HARDWARE)
     }
 
     /// Whether hardware recorded a write: DBM and S2AP\[1\] are both set.
     pub const fn is_hardware_dirty(self) -> bool {
-        let both = Self::DIRTY_BY_HARDWARE | Self::WRITE;
+        let both = Descriptor::DIRTY_BY_HARDWARE | Descriptor::WRITE;
         self.0 & both == both
     }
 
     /// A busy entry: invalid for hardware, and reserved for the CPU that is changing it.
-    pub(crate) const BUSY: Self = Self(Self::TABLE_OR_PAGE);
+    pub(crate) const BUSY: Self = Self::from_raw(Descriptor::TABLE_OR_PAGE);
 
     /// A stale entry: it was removed, and the flush of that may not be complete. A CPU that maps here flushes first. So
     /// an invalidation lies between break and make, even if different CPUs do them (Arm ARM DDI 0487K.a, D8.16.1).
-    pub(crate) const STALE: Self = Self(1 << 2);
+    pub(crate) const STALE: Self = Self::from_raw(1 << 2);
 
     /// Whether the entry maps nothing and is not busy. It may be stale.
     #[inline(always)]
@@ -168,12 +175,13 @@ impl Descriptor {
 
     /// The same entry without these bits.
     pub(crate) const fn without(self, bits: u64) -> Self {
-        Self(self.0 & !bits)
+        Self::from_raw(self.0 & !bits)
     }
 
-    /// The bits of memory type and shareability.
+    /// The bits of memory type and shareability. With FEAT_LPA2 all entries have the shareability of `VTCR_EL2.SH0`.
     pub(crate) const fn memory_bits(self) -> u64 {
-        self.0 & (Self::MEMORY | Self::SHAREABILITY)
+        let shareability = if matches!(G::FORMAT, Format::Lpa2) { 0 } else { Descriptor::SHAREABILITY };
+        self.0 & (Descriptor::MEMORY | shareability)
     }
 
     /// Whether a leaf is normal cacheable memory.
@@ -189,28 +197,75 @@ impl Descriptor {
     }
 
     const fn is_of(self, memory: Memory, features: &Features) -> bool {
-        self.0 & Self::MEMORY == memory_bits(memory, features) << Self::MEMORY_SHIFT
+        self.0 & Descriptor::MEMORY == memory_bits(memory, features) << Descriptor::MEMORY_SHIFT
     }
 
     /// Whether both have the same memory type.
     pub(crate) const fn has_memory_of(self, other: Self) -> bool {
-        (self.0 ^ other.0) & Self::MEMORY == 0
+        (self.0 ^ other.0) & Descriptor::MEMORY == 0
     }
 
     /// Whether the two differ only by what hardware records: the access flag, and with DBM also S2AP\[1\].
     pub(crate) const fn differs_by_records_only(self, other: Self) -> bool {
-        let records = if self.is_hardware_tracked() { Self::ACCESSED | Self::WRITE } else { Self::ACCESSED };
+        let records =
+            if self.is_hardware_tracked() { Descriptor::ACCESSED | Descriptor::WRITE } else { Descriptor::ACCESSED };
         (self.0 ^ other.0) & !records == 0
     }
 
     /// The first of the leaves of `level` that together map what this block maps.
     pub(crate) const fn part(self, level: Level) -> Self {
-        Self(if level.raw() == 3 { self.0 | Self::TABLE_OR_PAGE } else { self.0 })
+        Self::from_raw(if level.raw() == 3 { self.0 | Descriptor::TABLE_OR_PAGE } else { self.0 })
     }
 
     /// The same leaf for an output address that is `bytes` higher.
+    #[inline(always)]
     pub(crate) const fn advanced(self, bytes: u64) -> Self {
-        Self(self.0 + bytes)
+        if G::IS_PLAIN {
+            return Self::from_raw(self.0.wrapping_add(bytes));
+        }
+        // An address may grow out of one part of its field into the other.
+        let output = Pa::new(self.address().raw().wrapping_add(bytes));
+        Self::from_raw(self.0 & !Self::ADDRESS | place::<G>(output))
+    }
+}
+
+/// The permissions of a leaf with these bits.
+const fn access_of(raw: u64) -> Access {
+    Access {
+        read: raw & Descriptor::READ != 0,
+        write: raw & Descriptor::WRITE != 0,
+        execute: match (raw & Descriptor::EXECUTE_NEVER) >> Descriptor::EXECUTE_NEVER_SHIFT {
+            0b00 => Execute::ALWAYS,
+            0b01 => Execute::EL0,
+            0b11 => Execute::EL1,
+            _ => Execute::NEVER,
+        },
+    }
+}
+
+/// The bits of the leaf `raw` that also allows `access`.
+const fn allowing_more(raw: u64, access: Access, features: &Features) -> u64 {
+    let data = raw | data_bits(access);
+    // The two cases of faults need no decoding; the rest is the general case.
+    match access.execute {
+        Execute::NEVER => data,
+        Execute::ALWAYS => data & !Descriptor::EXECUTE_NEVER,
+        _ => (raw & !Descriptor::PERMISSIONS) | permissions(access_of(raw).union(access), features),
+    }
+}
+
+/// An address in its place in a descriptor.
+#[inline(always)]
+const fn place<G: Granule>(address: Pa) -> u64 {
+    let raw = address.raw();
+    match G::FORMAT {
+        Format::Bits48 => raw & Descriptor::<G>::ADDRESS,
+        Format::Lpa2 => {
+            raw & Descriptor::<G>::ADDRESS & !Descriptor::<G>::TOP_LPA2 | raw >> (50 - 8) & Descriptor::<G>::TOP_LPA2
+        }
+        Format::Lpa => {
+            raw & Descriptor::<G>::ADDRESS & !Descriptor::<G>::TOP_LPA | raw >> (48 - 12) & Descriptor::<G>::TOP_LPA
+        }
     }
 }
 
@@ -246,16 +301,20 @@ const fn permissions(access: Access, features: &Features) -> u64 {
 }
 
 #[inline(always)] // a call costs a first touch 15 %
-const fn encode(a: &Attributes, features: &Features) -> u64 {
+const fn encode<G: Granule>(a: &Attributes, features: &Features) -> u64 {
     memory_bits(a.memory, features) << Descriptor::MEMORY_SHIFT
         | permissions(a.access, features)
-        | (a.shareability as u64) << Descriptor::SHAREABILITY_SHIFT
+        | (if matches!(G::FORMAT, Format::Lpa2) {
+            0
+        } else {
+            (a.shareability as u64) << Descriptor::SHAREABILITY_SHIFT
+        })
         | (if a.accessed { Descriptor::ACCESSED } else { 0 })
         | (if a.dirty_by_hardware { Descriptor::DIRTY_BY_HARDWARE } else { 0 })
         | (a.software as u64 & 0xf) << Descriptor::SOFTWARE_SHIFT
 }
 
-const fn decode(raw: u64, features: &Features) -> Attributes {
+const fn decode<G: Granule>(raw: u64, features: &Features) -> Attributes {
     let memory = (raw & Descriptor::MEMORY) >> Descriptor::MEMORY_SHIFT;
     Attributes {
         // An encoding that the engine never writes is read as the type that promises least.
@@ -267,19 +326,20 @@ const fn decode(raw: u64, features: &Features) -> Attributes {
             Memory::Device
         },
         shareability: match (raw & Descriptor::SHAREABILITY) >> Descriptor::SHAREABILITY_SHIFT {
+            _ if matches!(G::FORMAT, Format::Lpa2) => Shareability::InnerShareable,
             0b00 => Shareability::NonShareable,
             0b11 => Shareability::InnerShareable,
             // 0b01 is reserved. It is read as the widest, so that no coherency is lost if it is written again.
             _ => Shareability::OuterShareable,
         },
-        access: Descriptor(raw).access(),
-        accessed: Descriptor(raw).is_accessed(),
+        access: Descriptor::<G>::from_raw(raw).access(),
+        accessed: Descriptor::<G>::from_raw(raw).is_accessed(),
         dirty_by_hardware: raw & Descriptor::DIRTY_BY_HARDWARE != 0,
         software: ((raw & Descriptor::SOFTWARE) >> Descriptor::SOFTWARE_SHIFT) as u8,
     }
 }
 
-impl fmt::Debug for Descriptor {
+impl<G: Granule> fmt::Debug for Descriptor<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Descriptor({:#x})", self.0)
     }
@@ -290,6 +350,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{Kib4Lpa2, Kib16, Kib16Lpa2, Kib64};
 
     fn any_access() -> impl Strategy<Value = Access> {
         any::<(bool, bool, bool, bool)>().prop_map(|(read, write, el0, el1)| Access {
@@ -341,7 +402,7 @@ mod tests {
         ) {
             let level = Level::new(level).unwrap();
             let pa = Pa::new(page << 12);
-            let leaf = Descriptor::leaf(pa, level, &attributes, &features);
+            let leaf = <Descriptor>::leaf(pa, level, &attributes, &features);
             prop_assert!(leaf.is_leaf(level) && !leaf.is_table(level));
             prop_assert_eq!(leaf.address(), pa);
             let access = sayable(attributes.access, &features);
@@ -352,7 +413,7 @@ mod tests {
         fn changing_access_changes_nothing_else(
             attributes in any_attributes(), access in any_access(), features in any_features(),
         ) {
-            let leaf = Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features);
+            let leaf = <Descriptor>::leaf(Pa::new(0x1000), Level::L3, &attributes, &features);
             let changed = leaf.with_access(access, &features);
             let access = sayable(access, &features);
             prop_assert_eq!(changed.attributes(&features), Attributes { access, ..attributes });
@@ -363,7 +424,7 @@ mod tests {
         fn more_access_is_the_union(
             attributes in any_attributes(), more in any_access(), features in any_features(),
         ) {
-            let leaf = Descriptor::leaf(Pa::new(0x1000), Level::L3, &attributes, &features);
+            let leaf = <Descriptor>::leaf(Pa::new(0x1000), Level::L3, &attributes, &features);
             let expected = leaf.with_access(leaf.access().union(more), &features);
             prop_assert_eq!(leaf.with_more(more, &features), expected);
             prop_assert!(leaf.access().union(more).covers(expected.access()));
@@ -371,7 +432,7 @@ mod tests {
 
         #[test]
         fn one_bit_is_asked_for_and_changed(raw: u64) {
-            let entry = Descriptor::from_raw(raw);
+            let entry = <Descriptor>::from_raw(raw);
             prop_assert_eq!(entry.is_writable(), raw >> 7 & 1 == 1);
             prop_assert_eq!(entry.is_accessed(), raw >> 10 & 1 == 1);
             prop_assert_eq!(entry.with_accessed().raw(), raw | 1 << 10);
@@ -388,17 +449,68 @@ mod tests {
         let fwb = Features { forced_write_back: true, ..plain };
         let all = Attributes::ram(Access::ALL);
         let pa = Pa::new(0x8060_0000);
-        assert_eq!(Descriptor::leaf(pa, Level::L3, &all, &plain).raw(), 0x0000_0000_8060_07ff);
-        assert_eq!(Descriptor::leaf(pa, Level::L2, &all, &plain).raw(), 0x0000_0000_8060_07fd);
-        assert_eq!(Descriptor::leaf(pa, Level::L2, &all, &fwb).raw(), 0x0000_0000_8060_07d9);
+        assert_eq!(<Descriptor>::leaf(pa, Level::L3, &all, &plain).raw(), 0x0000_0000_8060_07ff);
+        assert_eq!(<Descriptor>::leaf(pa, Level::L2, &all, &plain).raw(), 0x0000_0000_8060_07fd);
+        assert_eq!(<Descriptor>::leaf(pa, Level::L2, &all, &fwb).raw(), 0x0000_0000_8060_07d9);
         let no_execute = Attributes::ram(Access::READ);
-        assert_eq!(Descriptor::leaf(pa, Level::L3, &no_execute, &fwb).raw(), 0x0040_0000_8060_075b);
-        assert_eq!(Descriptor::leaf(pa, Level::L3, &Attributes::device(), &fwb).raw(), 0x0040_0000_8060_07c7);
+        assert_eq!(<Descriptor>::leaf(pa, Level::L3, &no_execute, &fwb).raw(), 0x0040_0000_8060_075b);
+        assert_eq!(<Descriptor>::leaf(pa, Level::L3, &Attributes::device(), &fwb).raw(), 0x0040_0000_8060_07c7);
         let dbm = Attributes { dirty_by_hardware: true, software: 0b1001, ..no_execute };
-        assert_eq!(Descriptor::leaf(pa, Level::L3, &dbm, &fwb).raw(), 0x04c8_0000_8060_075b);
+        assert_eq!(<Descriptor>::leaf(pa, Level::L3, &dbm, &fwb).raw(), 0x04c8_0000_8060_075b);
         let software = Attributes { software: 0xff, ..all };
-        assert_eq!(Descriptor::leaf(pa, Level::L3, &software, &fwb).raw(), 0x0780_0000_8060_07db, "four bits");
-        assert_eq!(Descriptor::table(pa).raw(), 0x8060_0003);
+        assert_eq!(<Descriptor>::leaf(pa, Level::L3, &software, &fwb).raw(), 0x0780_0000_8060_07db, "four bits");
+        assert_eq!(<Descriptor>::table(pa).raw(), 0x8060_0003);
+    }
+
+    /// Arm ARM DDI 0487K.a, D8.3: with FEAT_LPA2, bits 9 and 8 are address bits 51 and 50. With the 64 KiB granule, bits 15
+    /// to 12 are address bits 51 to 48.
+    #[test]
+    fn addresses_of_52_bits_as_the_manual_has_them() {
+        let (features, all) = (Features::NONE, Attributes::ram(Access::ALL));
+        let pa = Pa::new(0x000e_4567_8000_0000);
+        let lpa2 = Descriptor::<Kib4Lpa2>::leaf(pa, Level::L3, &all, &features);
+        assert_eq!((lpa2.raw(), lpa2.address()), (0x0002_4567_8000_07ff, pa));
+        assert_eq!(Descriptor::<Kib16Lpa2>::table(pa).raw(), 0x0002_4567_8000_0303);
+        let low = Descriptor::<Kib16Lpa2>::leaf(Pa::new(0x8000_0000), Level::L3, &all, &features);
+        assert_eq!((low.raw(), low.address().raw()), (0x8000_04ff, 0x8000_0000), "no shareability");
+        assert_eq!(low.attributes(&features), all);
+        let lpa = Descriptor::<Kib64>::leaf(pa, Level::L3, &all, &features);
+        assert_eq!((lpa.raw(), lpa.address()), (0x0000_4567_8000_e7ff, pa));
+        assert_eq!(Descriptor::<Kib64>::table(pa).raw(), 0x0000_4567_8000_e003);
+        assert_eq!(Descriptor::<Kib16>::from_raw(u64::MAX).address().raw(), 0x0000_ffff_ffff_c000);
+    }
+
+    proptest! {
+        /// An address is found again, and the other fields keep out of its bits.
+        #[test]
+        fn addresses_of_every_format(page: u64, bytes in 0u64..1 << 40, attributes in any_attributes()) {
+            fn check<G: Granule>(raw: u64, bytes: u64, bits: u32, attributes: &Attributes) -> Result<(), TestCaseError> {
+                let page = |raw: u64| Pa::new(raw & ((1 << bits) - 1) & !(G::SIZE - 1));
+                let (pa, step) = (page(raw), bytes & !(G::SIZE - 1));
+                let leaf = Descriptor::<G>::leaf(pa, Level::L3, attributes, &Features::NONE);
+                prop_assert_eq!(leaf.address(), pa);
+                prop_assert_eq!(Descriptor::<G>::table(pa).address(), pa);
+                let shareability = match G::FORMAT {
+                    Format::Lpa2 => Shareability::InnerShareable,
+                    _ => attributes.shareability,
+                };
+                let read = leaf.attributes(&Features::NONE);
+                prop_assert_eq!((read.memory, read.shareability), (attributes.memory, shareability));
+                if pa.raw() + step < 1 << bits {
+                    let advanced = Descriptor::<G>::leaf(pa + step, Level::L3, attributes, &Features::NONE);
+                    prop_assert_eq!(leaf.advanced(step), advanced);
+                }
+                Ok(())
+            }
+            check::<Kib4>(page, bytes, 48, &attributes)?;
+            check::<Kib4Lpa2>(page, bytes, 52, &attributes)?;
+            check::<Kib16>(page, bytes, 48, &attributes)?;
+            check::<Kib16Lpa2>(page, bytes, 52, &attributes)?;
+            check::<Kib64>(page, bytes, 52, &attributes)?;
+            // Just below where an address grows out of one part of its field into the other.
+            check::<Kib4Lpa2>((1 << 50) - 4096, bytes, 52, &attributes)?;
+            check::<Kib64>((1 << 48) - 65536, bytes, 52, &attributes)?;
+        }
     }
 
     /// XN is bits 54 and 53.
@@ -413,7 +525,7 @@ mod tests {
             (Execute::EL1, 0x0060_0000_8060_07ff, 0x0040_0000_8060_07ff),
         ] {
             let attributes = Attributes::ram(Access { execute, ..Access::READ_WRITE });
-            let leaf = |features| Descriptor::leaf(Pa::new(0x8060_0000), Level::L3, &attributes, features);
+            let leaf = |features| <Descriptor>::leaf(Pa::new(0x8060_0000), Level::L3, &attributes, features);
             assert_eq!(leaf(&xnx).raw(), raw, "{execute:?}");
             assert_eq!(leaf(&plain).raw(), raw_without, "{execute:?}");
             assert_eq!(leaf(&xnx).access(), attributes.access);
@@ -430,9 +542,9 @@ mod tests {
             (Shareability::InnerShareable, 0x7ff),
         ] {
             let attributes = Attributes { shareability, ..ram };
-            assert_eq!(Descriptor::leaf(Pa::new(0), Level::L3, &attributes, &Features::NONE).raw(), raw);
+            assert_eq!(<Descriptor>::leaf(Pa::new(0), Level::L3, &attributes, &Features::NONE).raw(), raw);
         }
-        let reserved = Descriptor::from_raw(0x5ff).attributes(&Features::NONE);
+        let reserved = <Descriptor>::from_raw(0x5ff).attributes(&Features::NONE);
         assert_eq!(reserved, Attributes { shareability: Shareability::OuterShareable, ..ram });
     }
 
@@ -447,7 +559,7 @@ mod tests {
                     bits if bits == normal => Memory::Normal,
                     _ => Memory::Device,
                 };
-                let read = Descriptor::from_raw(0x703 | bits << 2).attributes(&features).memory;
+                let read = <Descriptor>::from_raw(0x703 | bits << 2).attributes(&features).memory;
                 assert_eq!(read, expected, "MemAttr {bits:#06b}, FWB {forced_write_back}");
             }
         }
@@ -463,7 +575,7 @@ mod tests {
             (Descriptor::WRITE, 1),
             (Descriptor::SHAREABILITY, 2),
             (Descriptor::ACCESSED, 1),
-            (Descriptor::ADDRESS, 36),
+            (<Descriptor>::ADDRESS, 36),
             (Descriptor::DIRTY_BY_HARDWARE, 1),
             (Descriptor::EXECUTE_NEVER, 2),
             (Descriptor::SOFTWARE, 4),
@@ -477,7 +589,7 @@ mod tests {
     /// Bits beside a field do not change its value.
     #[test]
     fn fields_keep_apart_from_their_neighbours() {
-        let all = Descriptor::from_raw(u64::MAX);
+        let all = <Descriptor>::from_raw(u64::MAX);
         assert_eq!(all.address(), Pa::new(0x0000_ffff_ffff_f000));
         assert_eq!(all.attributes(&Features::NONE).software, 0xf);
     }
@@ -485,7 +597,7 @@ mod tests {
     /// Hardware sets the access flag of any leaf, and S2AP[1] of a leaf with DBM.
     #[test]
     fn records_are_what_hardware_sets() {
-        let leaf = |raw: u64| Descriptor::from_raw(0x4000_0043 | raw);
+        let leaf = |raw: u64| <Descriptor>::from_raw(0x4000_0043 | raw);
         let tracked = 1 << 51;
         assert!(leaf(0).differs_by_records_only(leaf(0)));
         assert!(leaf(0).differs_by_records_only(leaf(1 << 10)));
@@ -496,7 +608,7 @@ mod tests {
 
     #[test]
     fn a_table_encoding_at_level_3_is_a_page() {
-        let entry = Descriptor::table(Pa::new(0x1000));
+        let entry = <Descriptor>::table(Pa::new(0x1000));
         assert!(entry.is_table(Level::L2) && !entry.is_leaf(Level::L2));
         assert!(!entry.is_table(Level::L3) && entry.is_leaf(Level::L3));
     }

@@ -8,7 +8,27 @@ use crate::{Ipa, Level, Pa};
 /// Why an operation on translation tables was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The IPA space must have 32 to 48 bits, and no more than the CPU's physical addresses.
+    /// Stage 2 of the CPU does not have this granule, or not with FEAT_LPA2 (ID_AA64MMFR0_EL1, TGran4_2, TGran16_2 and
+    /// TGran64_2).
+    #[error("stage 2 of this CPU does not have the granule of {granule} (ID_AA64MMFR0_EL1)")]
+    Granule {
+        /// The granule.
+        granule: &'static str,
+    },
+    /// The IPA space has more bits than addresses in descriptors of this granule.
+    #[error("an IPA space of {ipa_bits} bits does not fit the granule of {granule}: more than 48 need FEAT_LPA2")]
+    IpaBitsOfGranule {
+        /// The size that was asked for, in bits.
+        ipa_bits: u32,
+        /// The granule.
+        granule: &'static str,
+    },
+    /// The format of descriptors with FEAT_LPA2 has no shareability: all leaves have that of `VTCR_EL2.SH0`, inner
+    /// shareable.
+    #[error("with FEAT_LPA2 every leaf is inner shareable")]
+    ShareabilityOfLpa2,
+    /// The IPA space must have at least 32 bits, and no more than the CPU's physical addresses
+    /// (ID_AA64MMFR0_EL1.PARange).
     #[error("an IPA space of {ipa_bits} bits is not supported here: use 32 to {most}")]
     IpaBits {
         /// The size that was asked for, in bits.

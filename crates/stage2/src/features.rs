@@ -1,11 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The CPU's features, as data: read from its ID registers, or set by a test.
 
+use crate::Granule;
+use crate::granule::Format;
+
 /// The features of the architecture that the engine's choices depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// The number of bits of a physical address, at most 48 (more needs FEAT_LPA or FEAT_LPA2).
+    /// The number of bits of a physical address, at most 52. More than 48 are used with FEAT_LPA (the 64 KiB granule) or
+    /// FEAT_LPA2 (the others).
     pub pa_bits: u32,
+    /// Stage 2 has the 4 KiB granule.
+    pub granule_4k: bool,
+    /// Stage 2 has the 16 KiB granule.
+    pub granule_16k: bool,
+    /// Stage 2 has the 64 KiB granule.
+    pub granule_64k: bool,
+    /// FEAT_LPA2 for the 4 KiB granule at stage 2.
+    pub lpa2_4k: bool,
+    /// FEAT_LPA2 for the 16 KiB granule at stage 2.
+    pub lpa2_16k: bool,
     /// The number of bits of a VMID: 8, or 16 with FEAT_VMID16.
     pub vmid_bits: u32,
     /// FEAT_HAFDBS, first half: hardware sets the access flag.
@@ -48,7 +62,7 @@ pub struct IdRegisters {
 
 impl Features {
     /// Each feature by its name. A flag is 1 if the CPU has the feature.
-    pub fn named(&self) -> [(&'static str, u64); 14] {
+    pub fn named(&self) -> [(&'static str, u64); 19] {
         /// Does not compile if a field is missing.
         macro_rules! named {
             ($($name:ident),*) => {{
@@ -58,6 +72,11 @@ impl Features {
         }
         named!(
             pa_bits,
+            granule_4k,
+            granule_16k,
+            granule_64k,
+            lpa2_4k,
+            lpa2_16k,
             vmid_bits,
             hardware_access_flag,
             hardware_dirty_state,
@@ -74,9 +93,15 @@ impl Features {
         )
     }
 
-    /// Armv8.0 and nothing more, with 48-bit physical addresses and 64-byte lines.
+    /// Armv8.0 and nothing more, with 48-bit physical addresses and 64-byte lines. A CPU must have the granule of 4 KiB or
+    /// that of 64 KiB; this one has both.
     pub const NONE: Self = Self {
         pa_bits: 48,
+        granule_4k: true,
+        granule_16k: false,
+        granule_64k: true,
+        lpa2_4k: false,
+        lpa2_16k: false,
         vmid_bits: 8,
         hardware_access_flag: false,
         hardware_dirty_state: false,
@@ -102,6 +127,11 @@ impl Features {
         }
         Self {
             pa_bits: least(self.pa_bits as u64, other.pa_bits as u64) as u32,
+            granule_4k: self.granule_4k & other.granule_4k,
+            granule_16k: self.granule_16k & other.granule_16k,
+            granule_64k: self.granule_64k & other.granule_64k,
+            lpa2_4k: self.lpa2_4k & other.lpa2_4k,
+            lpa2_16k: self.lpa2_16k & other.lpa2_16k,
             vmid_bits: least(self.vmid_bits as u64, other.vmid_bits as u64) as u32,
             hardware_access_flag: self.hardware_access_flag & other.hardware_access_flag,
             hardware_dirty_state: self.hardware_dirty_state & other.hardware_dirty_state,
@@ -128,12 +158,24 @@ impl Features {
 
     /// Decodes the ID registers (Arm ARM DDI 0487K.a, D23.2).
     pub const fn from_registers(id: &IdRegisters) -> Self {
-        const PA_BITS: [u32; 7] = [32, 36, 40, 42, 44, 48, 48];
+        const PA_BITS: [u32; 7] = [32, 36, 40, 42, 44, 48, 52];
         let pa_range = field(id.id_aa64mmfr0, 0) as usize;
+        // TGran4, TGran16 and TGran64 are stage 1's. Those of stage 2 either refer to them (0) or have a value of their own.
+        let (at_4k, at_16k, at_64k) =
+            (field(id.id_aa64mmfr0, 40), field(id.id_aa64mmfr0, 32), field(id.id_aa64mmfr0, 36));
+        let (of_4k, of_16k, of_64k) =
+            (field(id.id_aa64mmfr0, 28), field(id.id_aa64mmfr0, 20), field(id.id_aa64mmfr0, 24));
+        // 0b1111 means that stage 1 has no such granule, for 4 KiB and 64 KiB; any value from 0b1000 on is negative.
+        let (own_4k, own_16k, own_64k) = (of_4k < 8, of_16k >= 1, of_64k < 8);
         let pa_bits = PA_BITS[if pa_range < 7 { pa_range } else { 6 }];
         let hafdbs = field(id.id_aa64mmfr1, 0);
         Self {
             pa_bits,
+            granule_4k: at_4k >= 2 || at_4k == 0 && own_4k,
+            granule_16k: at_16k >= 2 || at_16k == 0 && own_16k,
+            granule_64k: at_64k >= 2 || at_64k == 0 && own_64k,
+            lpa2_4k: at_4k >= 3 || at_4k == 0 && own_4k && of_4k >= 1,
+            lpa2_16k: at_16k >= 3 || at_16k == 0 && of_16k >= 2,
             vmid_bits: if field(id.id_aa64mmfr1, 4) == 2 { 16 } else { 8 },
             hardware_access_flag: hafdbs >= 1,
             hardware_dirty_state: hafdbs >= 2,
@@ -152,6 +194,19 @@ impl Features {
                 // So a page holds whole blocks.
                 _ => 0,
             },
+        }
+    }
+}
+
+impl Features {
+    /// Whether stage 2 has this granule, in its format.
+    pub const fn has_granule<G: Granule>(&self) -> bool {
+        match (G::SHIFT, G::FORMAT) {
+            (12, Format::Lpa2) => self.lpa2_4k,
+            (12, _) => self.granule_4k,
+            (14, Format::Lpa2) => self.lpa2_16k,
+            (14, _) => self.granule_16k,
+            _ => self.granule_64k,
         }
     }
 }
@@ -222,7 +277,12 @@ mod tests {
         assert_eq!(
             features,
             Features {
-                pa_bits: 48,
+                pa_bits: 52,
+                granule_4k: true,
+                granule_16k: true,
+                granule_64k: true,
+                lpa2_4k: true,
+                lpa2_16k: true,
                 vmid_bits: 16,
                 hardware_access_flag: true,
                 hardware_dirty_state: true,
@@ -246,7 +306,7 @@ mod tests {
     fn each_feature_has_its_own_field() {
         type Register = fn(&mut IdRegisters) -> &mut u64;
         type Feature = fn(&Features) -> bool;
-        let fields: [(Register, u32, u64, u64, Feature); 11] = [
+        let fields: [(Register, u32, u64, u64, Feature); 12] = [
             (|id| &mut id.id_aa64mmfr1, 0, 0xf, 1, |features| features.hardware_access_flag),
             (|id| &mut id.id_aa64mmfr1, 0, 0xf, 2, |features| features.hardware_dirty_state),
             (|id| &mut id.id_aa64mmfr1, 4, 0xf, 2, |features| features.vmid_bits == 16),
@@ -257,7 +317,8 @@ mod tests {
             (|id| &mut id.id_aa64isar0, 56, 0xf, 2, |features| features.tlbi_range),
             (|id| &mut id.ctr, 14, 3, 3, |features| features.instruction_cache_pipt),
             (|id| &mut id.ctr, 29, 1, 1, |features| features.instruction_cache_coherent),
-            (|id| &mut id.id_aa64mmfr0, 0, 0xf, 5, |features| features.pa_bits == 48),
+            (|id| &mut id.id_aa64mmfr0, 0, 0xf, 5, |features| features.pa_bits >= 48),
+            (|id| &mut id.id_aa64mmfr0, 0, 0xf, 6, |features| features.pa_bits == 52),
         ];
         for (number, (register, shift, mask, least, has)) in fields.into_iter().enumerate() {
             let with = |value| {
@@ -271,12 +332,46 @@ mod tests {
         }
     }
 
-    /// Arm ARM DDI 0487K.a, D23.2, ID_AA64MMFR0_EL1.PARange. More than 48 bits are not used.
+    /// Arm ARM DDI 0487K.a, D23.2, ID_AA64MMFR0_EL1.PARange. More than 52 bits are not used.
     #[test]
     fn physical_sizes_are_decoded() {
         let bits = (0..16)
             .map(|range| Features::from_registers(&IdRegisters { id_aa64mmfr0: range, ..Default::default() }).pa_bits);
-        assert!(bits.eq([32, 36, 40, 42, 44, 48, 48, 48, 48, 48, 48, 48, 48, 48, 48, 48]));
+        assert!(bits.eq([32, 36, 40, 42, 44, 48, 52, 52, 52, 52, 52, 52, 52, 52, 52, 52]));
+    }
+
+    /// Arm ARM DDI 0487K.a, D23.2, ID_AA64MMFR0_EL1: the fields of stage 2 (TGran4_2, TGran16_2, TGran64_2) are 0 if they
+    /// refer to those of stage 1, 1 without the granule, 2 with it, and 3 with FEAT_LPA2 too. Those of stage 1 are 0 with
+    /// the granule of 4 or 64 KiB, and 0b1111 without; 0 without that of 16 KiB, and 1 with it. FEAT_LPA2 is one more.
+    #[test]
+    fn granules_are_decoded() {
+        let decode = |id_aa64mmfr0| {
+            let features = Features::from_registers(&IdRegisters { id_aa64mmfr0, ..Default::default() });
+            let [k4, k16, k64] = [features.granule_4k, features.granule_16k, features.granule_64k];
+            ([k4, k16, k64], [features.lpa2_4k, features.lpa2_16k])
+        };
+        // (stage 2's value, stage 1's, has it, has FEAT_LPA2), for 4 KiB, 16 KiB and 64 KiB
+        for (at, of, has, lpa2) in [
+            (0, 0, [true, false, true], [false, false]),
+            (0, 1, [true, true, true], [true, false]),
+            (0, 2, [true, true, true], [true, true]),
+            (0, 0xf, [false, true, false], [false, true]),
+            (0, 8, [false, true, false], [false, true]),
+            (1, 0, [false; 3], [false; 2]),
+            (1, 2, [false; 3], [false; 2]),
+            (2, 0, [true; 3], [false; 2]),
+            (2, 0xf, [true; 3], [false; 2]),
+            (3, 0xf, [true; 3], [true; 2]),
+        ] {
+            let all = |shift: [u32; 3], value: u64| shift.iter().fold(0, |all, shift| all | value << shift);
+            let seen = decode(all([40, 32, 36], at) | all([28, 20, 24], of));
+            assert_eq!(seen, (has, lpa2), "{at} of stage 2, {of} of stage 1");
+            // Each granule has its own fields.
+            for (number, (stage2, stage1)) in [(40, 28), (32, 20), (36, 24)].into_iter().enumerate() {
+                let one = decode(at << stage2 | of << stage1).0[number];
+                assert_eq!(one, has[number], "granule {number}: {at} of stage 2, {of} of stage 1");
+            }
+        }
     }
 
     /// CTR_EL0.DminLine and IminLine are log2 of a number of 4-byte words.

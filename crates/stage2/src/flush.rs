@@ -11,7 +11,7 @@ use crate::primitive::{self, Claim};
 use crate::removal::{Downgrade, Freed, Join, RemovalId, RemovalWatcher, Unwatched};
 use crate::tlb::Changed;
 use crate::unlinked::Chain;
-use crate::{IpaRange, Stage2, TableSource};
+use crate::{Granule, IpaRange, Kib4, Stage2, TableSource};
 
 /// A change whose TLB invalidation is still to come.
 ///
@@ -50,15 +50,15 @@ use crate::{IpaRange, Stage2, TableSource};
 /// }
 /// ```
 #[must_use = "call complete(): until then, guests may still use the old entries"]
-pub struct Pending<'a, P: Platform, R: RemovalWatcher = Unwatched> {
-    stage2: &'a Stage2<P>,
+pub struct Pending<'a, P: Platform, R: RemovalWatcher<G> = Unwatched, G: Granule = Kib4> {
+    stage2: &'a Stage2<P, G>,
     changed: Changed,
     unlinked: Chain,
     removed: Option<R>,
     removal: RemovalId,
 }
 
-impl<P: Platform, R: Join> Pending<'_, P, R> {
+impl<P: Platform, G: Granule, R: Join<G>> Pending<'_, P, R, G> {
     /// Adds another change of the same tables, to be invalidated with this one.
     ///
     /// # Panics
@@ -75,19 +75,19 @@ impl<P: Platform, R: Join> Pending<'_, P, R> {
     }
 }
 
-impl<'a, P: Platform> Pending<'a, P, Downgrade> {
+impl<'a, P: Platform, G: Granule> Pending<'a, P, Downgrade, G> {
     /// A permission downgrade in `range`. [`Stage2::begin_downgrade`] counted it before it began.
-    pub(crate) fn downgrade(stage2: &'a Stage2<P>, changed: Changed, range: IpaRange) -> Self {
+    pub(crate) fn downgrade(stage2: &'a Stage2<P, G>, changed: Changed, range: IpaRange) -> Self {
         let removed = Some(Downgrade { count: 1, range });
         let removal = stage2.removal_id::<Downgrade>();
         Self { stage2, changed, unlinked: Chain::default(), removed, removal }
     }
 }
 
-impl<'a, P: Platform, R: RemovalWatcher> Pending<'a, P, R> {
+impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>> Pending<'a, P, R, G> {
     #[inline(always)]
     pub(crate) fn with_tables(
-        stage2: &'a Stage2<P>,
+        stage2: &'a Stage2<P, G>,
         changed: Changed,
         unlinked: Chain,
         removed: R,
@@ -98,7 +98,7 @@ impl<'a, P: Platform, R: RemovalWatcher> Pending<'a, P, R> {
 
     /// Invalidates the changed addresses in the TLBs of all CPUs, and waits until that is complete.
     #[inline(always)]
-    pub fn complete(mut self) -> Flushed<'a, P, R> {
+    pub fn complete(mut self) -> Flushed<'a, P, R, G> {
         self.flush();
         self.end();
         let (unlinked, removed) = (core::mem::take(&mut self.unlinked), self.removed.take());
@@ -144,10 +144,10 @@ impl<'a, P: Platform, R: RemovalWatcher> Pending<'a, P, R> {
     }
 }
 
-impl<'a, P: Platform, R: RemovalWatcher> Pending<'a, P, R> {
+impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>> Pending<'a, P, R, G> {
     /// The flush of a `Pending` that is dropped.
     #[cold]
-    fn complete_late(&mut self) -> Flushed<'a, P, R> {
+    fn complete_late(&mut self) -> Flushed<'a, P, R, G> {
         self.flush();
         self.end();
         let (unlinked, removed) = (core::mem::take(&mut self.unlinked), self.removed.take());
@@ -155,7 +155,7 @@ impl<'a, P: Platform, R: RemovalWatcher> Pending<'a, P, R> {
     }
 }
 
-impl<P: Platform, R: RemovalWatcher> Drop for Pending<'_, P, R> {
+impl<P: Platform, G: Granule, R: RemovalWatcher<G>> Drop for Pending<'_, P, R, G> {
     #[inline(always)]
     fn drop(&mut self) {
         // `complete` has taken `removed`.
@@ -165,7 +165,7 @@ impl<P: Platform, R: RemovalWatcher> Drop for Pending<'_, P, R> {
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// States for a trace: from here on, no TLB holds anything that was removed in `range`.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
@@ -196,18 +196,18 @@ impl<P: Platform> Stage2<P> {
 /// }
 /// ```
 #[must_use = "free() the unlinked tables: until the next operation that frees some, the tree keeps them"]
-pub struct Flushed<'a, P: Platform, R: RemovalWatcher = Unwatched> {
-    stage2: &'a Stage2<P>,
+pub struct Flushed<'a, P: Platform, R: RemovalWatcher<G> = Unwatched, G: Granule = Kib4> {
+    stage2: &'a Stage2<P, G>,
     unlinked: Chain,
     removed: Option<R>,
     removal: RemovalId,
 }
 
-impl<P: Platform, R: RemovalWatcher> Flushed<'_, P, R> {
+impl<P: Platform, G: Granule, R: RemovalWatcher<G>> Flushed<'_, P, R, G> {
     /// Reports the leaves of the unlinked tables, and gives the tables' pages to `tables`. The result opens the leaves
     /// that were removed ([`Broken`](crate::Broken)).
     #[inline(always)]
-    pub fn free(mut self, tables: &mut impl TableSource) -> Freed {
+    pub fn free(mut self, tables: &mut impl TableSource<G>) -> Freed {
         let removal = self.removal;
         if self.unlinked.is_empty() {
             return Freed { tables: 0, removal };
@@ -216,7 +216,7 @@ impl<P: Platform, R: RemovalWatcher> Flushed<'_, P, R> {
         Freed { tables: self.free_unlinked(tables), removal }
     }
 
-    fn free_unlinked(&mut self, tables: &mut impl TableSource) -> u64 {
+    fn free_unlinked(&mut self, tables: &mut impl TableSource<G>) -> u64 {
         let unlinked = core::mem::take(&mut self.unlinked);
         match &mut self.removed {
             Some(removed) => unlinked.free(self.stage2, tables, removed, self.removal),
@@ -230,7 +230,7 @@ impl<P: Platform, R: RemovalWatcher> Flushed<'_, P, R> {
     }
 }
 
-impl<P: Platform, R: RemovalWatcher> Drop for Flushed<'_, P, R> {
+impl<P: Platform, G: Granule, R: RemovalWatcher<G>> Drop for Flushed<'_, P, R, G> {
     #[inline(always)]
     fn drop(&mut self) {
         if !self.unlinked.is_empty() {

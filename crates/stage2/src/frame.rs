@@ -30,9 +30,11 @@
 //! }
 //! ```
 
+use core::marker::PhantomData;
+
 use crate::platform::{Dc, Platform};
 use crate::primitive::{self, Ordering, Word};
-use crate::{Features, Geometry, Granule, Pa};
+use crate::{Features, Geometry, Granule, Kib4, Pa};
 
 /// A range of physical memory that only guests and tables use.
 #[derive(Debug, PartialEq, Eq)]
@@ -124,10 +126,11 @@ impl Run {
             .map(move |page| Self { pa: self.pa + page * TablePage::SIZE, size: TablePage::SIZE })
     }
 
-    /// A page for a table. Returns the run itself if it is not exactly one page.
-    pub fn into_table(self, features: &Features) -> Result<TablePage, Self> {
-        if self.size == TablePage::SIZE {
-            Ok(TablePage { pa: self.pa, zero_block: features.zero_block })
+    /// A page for a table. Returns the run itself if it is not exactly one page of the granule, aligned to its size.
+    pub fn into_table<G: Granule>(self, features: &Features) -> Result<TablePage<G>, Self> {
+        // A run is aligned to 4 KiB.
+        if self.size == G::SIZE && (G::SHIFT == Kib4::SHIFT || self.pa.is_aligned(G::SIZE)) {
+            Ok(TablePage::from_tree(self.pa, features))
         } else {
             Err(self)
         }
@@ -135,7 +138,7 @@ impl Run {
 
     /// Memory for a root table of this shape. Returns the run itself if it has another size, or is not aligned to that
     /// size.
-    pub fn into_root(self, geometry: &Geometry) -> Result<Root, Self> {
+    pub fn into_root<G: Granule>(self, geometry: &Geometry<G>) -> Result<Root, Self> {
         let size = geometry.root_size();
         if self.size == size && self.pa.is_aligned(size) { Ok(Root { pa: self.pa, size }) } else { Err(self) }
     }
@@ -178,15 +181,18 @@ impl Run {
 /// A page that holds a table, or is going to. It has one owner: a tree, or a [`TableSource`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a table page that is dropped is lost: give it back to its source"]
-pub struct TablePage {
+pub struct TablePage<G: Granule = Kib4> {
     pa: Pa,
     zero_block: u64,
+    granule: PhantomData<G>,
 }
 
 impl TablePage {
     /// Bytes of a table page with the 4 KiB granule.
-    pub const SIZE: u64 = 4096;
+    pub const SIZE: u64 = Kib4::SIZE;
+}
 
+impl<G: Granule> TablePage<G> {
     /// Where it is.
     pub const fn pa(&self) -> Pa {
         self.pa
@@ -194,16 +200,16 @@ impl TablePage {
 
     /// The page, as memory for any use.
     pub fn into_run(self) -> Run {
-        Run { pa: self.pa, size: Self::SIZE }
+        Run { pa: self.pa, size: G::SIZE }
     }
 
     pub(crate) fn zero<P: Platform>(&self, platform: &P) {
-        zero(platform, self.zero_block, self.pa, Self::SIZE);
+        zero(platform, self.zero_block, self.pa, G::SIZE);
     }
 
     /// A page that was a table in a tree of this engine.
     pub(crate) const fn from_tree(pa: Pa, features: &Features) -> Self {
-        Self { pa, zero_block: features.zero_block }
+        Self { pa, zero_block: features.zero_block, granule: PhantomData }
     }
 }
 
@@ -242,12 +248,12 @@ impl Root {
 /// If CPUs share a source, a hand-over must order memory as a lock does: the CPU that takes a page sees everything that
 /// the CPU that gave it did before. Late lockless walks depend on it (module `lockless_walk`): they may still read a page
 /// that is no table any more.
-pub trait TableSource {
+pub trait TableSource<G: Granule = Kib4> {
     /// A page with any content; `None` if the source is empty.
-    fn take(&mut self) -> Option<TablePage>;
+    fn take(&mut self) -> Option<TablePage<G>>;
 
     /// Takes back a page that no hardware walk can reach any more.
-    fn give(&mut self, page: TablePage);
+    fn give(&mut self, page: TablePage<G>);
 }
 
 /// Takes a page to be filled.
@@ -256,7 +262,7 @@ pub trait TableSource {
 /// after the sequence count of the old table's unlink (U3), on whichever CPU that was. So a walk that reads new content
 /// finds the count changed (W3).
 #[inline]
-pub(crate) fn take(tables: &mut impl TableSource) -> Option<TablePage> {
+pub(crate) fn take<G: Granule>(tables: &mut impl TableSource<G>) -> Option<TablePage<G>> {
     let page = tables.take();
     primitive::release_fence();
     if let Some(page) = &page {
@@ -267,19 +273,19 @@ pub(crate) fn take(tables: &mut impl TableSource) -> Option<TablePage> {
 
 /// Gives a page back that is no table any more.
 #[inline]
-pub(crate) fn give(tables: &mut impl TableSource, page: TablePage) {
+pub(crate) fn give<G: Granule>(tables: &mut impl TableSource<G>, page: TablePage<G>) {
     primitive::page_freed(page.pa);
     tables.give(page);
 }
 
-impl<T: TableSource + ?Sized> TableSource for &mut T {
+impl<G: Granule, T: TableSource<G> + ?Sized> TableSource<G> for &mut T {
     #[inline]
-    fn take(&mut self) -> Option<TablePage> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         T::take(self)
     }
 
     #[inline]
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         T::give(self, page);
     }
 }
@@ -300,8 +306,7 @@ fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
         // linked table. If they are a guest's memory, the run is lent, and its owner asks to zero it.
         unsafe { primitive::dc_lines(platform, Dc::Zva, start.addr().get(), size, zero_block) };
     } else {
-        let granule = Granule::KIB_4;
-        for index in 0..(size >> granule.shift()) as usize * granule.entries() {
+        for index in 0..(size >> Kib4::SHIFT) as usize * Kib4::ENTRIES {
             // SAFETY: the frame was donated, so it is mapped while the platform lives, and only atomic or volatile
             // accesses reach it. `index` stays inside the frame, and frames are aligned.
             let word = unsafe { start.cast::<Word>().add(index).as_ref() };
@@ -313,6 +318,7 @@ fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Kib64;
 
     fn run(start: u64, size: u64) -> Run {
         // SAFETY: nothing is accessed through it here.
@@ -355,15 +361,19 @@ mod tests {
 
     #[test]
     fn a_table_is_one_page() {
-        let table = run(0x10_0000, 0x1000).into_table(&Features::NONE).unwrap();
+        let table = run(0x10_0000, 0x1000).into_table::<Kib4>(&Features::NONE).unwrap();
         assert_eq!(table.into_run(), run(0x10_0000, 0x1000));
-        assert!(run(0x10_0000, 0x2000).into_table(&Features::NONE).is_err());
-        assert!(run(0x10_0000, 0).into_table(&Features::NONE).is_err());
+        assert!(run(0x10_0000, 0x2000).into_table::<Kib4>(&Features::NONE).is_err());
+        assert!(run(0x10_0000, 0).into_table::<Kib4>(&Features::NONE).is_err());
+        let table = run(0x10_0000, 0x1_0000).into_table::<Kib64>(&Features::NONE).unwrap();
+        assert_eq!(table.into_run(), run(0x10_0000, 0x1_0000));
+        assert!(run(0x10_0000, 0x1000).into_table::<Kib64>(&Features::NONE).is_err());
+        assert!(run(0x10_8000, 0x1_0000).into_table::<Kib64>(&Features::NONE).is_err(), "not aligned");
     }
 
     #[test]
     fn a_root_is_aligned_to_its_size() {
-        let geometry = Geometry::new(crate::Granule::KIB_4, 40, &Features::NONE).unwrap();
+        let geometry = Geometry::new(crate::Kib4, 40, &Features::NONE).unwrap();
         let root = run(0x10_2000, 0x2000).into_root(&geometry).unwrap();
         assert_eq!(root.into_run(), run(0x10_2000, 0x2000));
         assert!(run(0x10_1000, 0x2000).into_root(&geometry).is_err());

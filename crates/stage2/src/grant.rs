@@ -68,11 +68,11 @@ use core::fmt;
 
 use crate::platform::Platform;
 use crate::withdraw::Sample;
-use crate::{Error, Ipa, IpaRange, Pa, Root, Run, Stage2, TablePage, TableSource, Unwatched};
+use crate::{Error, Granule, Ipa, IpaRange, Kib4, Pa, Root, Run, Stage2, TablePage, TableSource, Unwatched};
 
 /// The right to map memory at guest addresses, in the tables that this borrows.
-pub struct Grant<'a, P: Platform> {
-    pub(crate) stage2: &'a Stage2<P>,
+pub struct Grant<'a, P: Platform, G: Granule = Kib4> {
+    pub(crate) stage2: &'a Stage2<P, G>,
     pub(crate) ipa: Ipa,
     pub(crate) pa: Pa,
     pub(crate) size: u64,
@@ -109,7 +109,7 @@ pub struct Vacated<'a> {
     root: &'a Root,
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Lends a run to these tables. They may map its first byte at `ipa` and the rest after it, and only inside
     /// `range`.
     pub fn lend(&self, run: Run, ipa: Ipa, range: IpaRange) -> Lent {
@@ -125,7 +125,7 @@ impl<P: Platform> Stage2<P> {
     ///
     /// `None` if the run is lent to other tables, or for other addresses.
     #[inline(always)]
-    pub fn grant(&self, lent: &Lent, ipa: Ipa, size: u64) -> Option<Grant<'_, P>> {
+    pub fn grant(&self, lent: &Lent, ipa: Ipa, size: u64) -> Option<Grant<'_, P, G>> {
         // Wraps if `ipa` is before the start. The result is then larger than any size.
         let offset = ipa.raw().wrapping_sub(lent.start.raw());
         // Only whole pages are lent and mapped, so a page that begins inside ends inside.
@@ -136,7 +136,7 @@ impl<P: Platform> Stage2<P> {
 
     /// The right to map a window, from `ipa` on.
     #[inline(always)]
-    pub fn open(&self, window: Window, ipa: Ipa) -> Grant<'_, P> {
+    pub fn open(&self, window: Window, ipa: Ipa) -> Grant<'_, P, G> {
         Grant { stage2: self, ipa, pa: window.pa, size: window.size, sample: Sample::NONE }
     }
 
@@ -146,7 +146,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// As [`unmap`](Self::unmap).
-    pub fn vacate(&mut self, range: IpaRange, tables: &mut impl TableSource) -> Result<Vacated<'_>, Error> {
+    pub fn vacate(&mut self, range: IpaRange, tables: &mut impl TableSource<G>) -> Result<Vacated<'_>, Error> {
         self.unmap(range.clone(), tables, Unwatched)?.complete().free(tables);
         Ok(Vacated { range, root: self.root_of() })
     }
@@ -232,7 +232,7 @@ impl Window {
     }
 }
 
-impl<P: Platform> Grant<'_, P> {
+impl<P: Platform, G: Granule> Grant<'_, P, G> {
     /// The first address at which it maps.
     pub const fn ipa(&self) -> Ipa {
         self.ipa
@@ -261,15 +261,15 @@ fn not_granted(ipa: Ipa, size: u64) -> Error {
     Error::NotGranted { ipa, size }
 }
 
-impl<P: Platform> Clone for Grant<'_, P> {
+impl<P: Platform, G: Granule> Clone for Grant<'_, P, G> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<P: Platform> Copy for Grant<'_, P> {}
+impl<P: Platform, G: Granule> Copy for Grant<'_, P, G> {}
 
-impl<P: Platform> fmt::Debug for Grant<'_, P> {
+impl<P: Platform, G: Granule> fmt::Debug for Grant<'_, P, G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ipa, pa, size, .. } = self;
         write!(f, "Grant({size:#x} bytes at {ipa}, from {pa})")

@@ -15,16 +15,16 @@
 
 use crate::platform::{Domain, Platform};
 use crate::walk::{Entry, Visitor};
-use crate::{Descriptor, Error, Ipa, IpaRange, Stage2, cache, primitive};
+use crate::{Descriptor, Error, Granule, Ipa, IpaRange, Stage2, cache, primitive};
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Cleans the holes in the `span` bytes from `ipa` on, which `block` is going to map.
     ///
     /// # Errors
     ///
     /// As [`walk`](Self::walk).
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn clean_holes(&self, ipa: Ipa, span: u64, block: Descriptor) -> Result<(), Error> {
+    pub(crate) fn clean_holes(&self, ipa: Ipa, span: u64, block: Descriptor<G>) -> Result<(), Error> {
         primitive::step!(Ok(()));
         let range = ipa..ipa + span;
         let mut holes = Holes { stage2: self, block, range: range.clone(), hole: ipa..ipa };
@@ -37,16 +37,16 @@ impl<P: Platform> Stage2<P> {
 }
 
 /// Cleans each hole as soon as it ends.
-struct Holes<'a, P: Platform> {
-    stage2: &'a Stage2<P>,
-    block: Descriptor,
+struct Holes<'a, P: Platform, G: Granule> {
+    stage2: &'a Stage2<P, G>,
+    block: Descriptor<G>,
     /// The addresses of the block.
     range: IpaRange,
     /// The hole that the walk is in, as far as the walk has come.
     hole: IpaRange,
 }
 
-impl<P: Platform> Holes<'_, P> {
+impl<P: Platform, G: Granule> Holes<'_, P, G> {
     fn clean(&self) {
         if !self.hole.is_empty() {
             let (pa, size) =
@@ -56,10 +56,10 @@ impl<P: Platform> Holes<'_, P> {
     }
 }
 
-impl<P: Platform> Visitor for Holes<'_, P> {
+impl<P: Platform, G: Granule> Visitor<G> for Holes<'_, P, G> {
     type Error = Error;
 
-    fn leaf(&mut self, entry: &Entry) -> Result<(), Error> {
+    fn leaf(&mut self, entry: &Entry<G>) -> Result<(), Error> {
         let found = entry.descriptor;
         if found.is_leaf(entry.level) && found.memory_bits() == self.block.memory_bits() {
             return Ok(());

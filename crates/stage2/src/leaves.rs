@@ -10,9 +10,9 @@ use crate::lockless_walk::Retry;
 use crate::platform::Platform;
 use crate::sequence::Snapshot;
 use crate::table::Table;
-use crate::{Error, Ipa, IpaRange, Level, Stage2};
+use crate::{Error, Granule, Ipa, IpaRange, Level, Stage2};
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// The number of leaves in `range` by level: index 3 counts pages, 2 and 1 count blocks. A block that reaches beyond the
     /// range counts. A table of pages counts as a whole, so give a range that begins and ends with such tables.
     ///
@@ -35,7 +35,7 @@ impl<P: Platform> Stage2<P> {
     /// Counts the part of a table above level 3 from `at` to `end`.
     fn count_table(
         &self,
-        table: Table<'_>,
+        table: Table<'_, G>,
         level: Level,
         then: Snapshot,
         (at, end): (&mut Ipa, Ipa),

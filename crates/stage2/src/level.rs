@@ -1,58 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The granule, and the levels of a translation.
+//! The levels of a translation.
 
 use core::fmt;
-
-/// The translation granule: the size of a page and of a table. There is one so far. Its size is a constant, so the
-/// compiler does the arithmetic of a walk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granule(());
-
-impl Granule {
-    /// Pages of 4 KiB; blocks of 2 MiB and 1 GiB.
-    pub const KIB_4: Self = Self(());
-
-    const SHIFT: u32 = 12;
-    /// Under the model checker a table has two entries: it then runs every step of every operation in few repetitions.
-    const STRIDE: u32 = if cfg!(loom) { 1 } else { Self::SHIFT - 3 };
-
-    /// The size of a page in bytes.
-    pub const fn size(self) -> u64 {
-        1 << Self::SHIFT
-    }
-
-    /// log2 of the page size.
-    pub const fn shift(self) -> u32 {
-        Self::SHIFT
-    }
-
-    /// The number of address bits that one level resolves.
-    pub(crate) const fn stride(self) -> u32 {
-        Self::STRIDE
-    }
-
-    /// Entries of one table.
-    pub const fn entries(self) -> usize {
-        1 << Self::STRIDE
-    }
-
-    /// log2 of the bytes that one entry of a table at `level` covers.
-    pub const fn span_shift(self, level: Level) -> u32 {
-        Self::SHIFT + Self::STRIDE * (3 - level.0 as u32)
-    }
-
-    /// Bytes that one entry of a table at `level` covers.
-    pub const fn span(self, level: Level) -> u64 {
-        1 << self.span_shift(level)
-    }
-}
 
 /// A level of the translation: level 3 holds the pages, level 0 is the farthest from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Level(u8);
 
 impl Level {
-    /// 512 GiB an entry with the 4 KiB granule. Its entries are tables only.
+    /// 512 GiB an entry with the 4 KiB granule. Only FEAT_LPA2 has blocks there.
     pub const L0: Self = Self(0);
     /// 1 GiB an entry with the 4 KiB granule.
     pub const L1: Self = Self(1);
@@ -110,14 +66,6 @@ impl Levels {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn spans_of_the_4k_granule() {
-        assert_eq!(Granule::KIB_4.span(Level::L3), 4 << 10);
-        assert_eq!(Granule::KIB_4.span(Level::L2), 2 << 20);
-        assert_eq!(Granule::KIB_4.span(Level::L1), 1 << 30);
-        assert_eq!(Granule::KIB_4.span(Level::L0), 512 << 30);
-    }
 
     #[test]
     fn there_are_four_levels() {

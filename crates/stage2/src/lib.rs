@@ -156,9 +156,26 @@
 //! * cleans and invalidates RAM that it maps as [`Memory::Device`], before it is mapped and after the flush that ends that.
 //!   The engine never touches the lines of a device, which may have no cacheable mapping at all.
 //!
+//! # Geometry
+//!
+//! Tables have a granule of 4, 16 or 64 KiB, which is a type: `Stage2<P, Kib16>`. Without it, they are [`Kib4`]. FEAT_LPA2
+//! (52 bits with 4 and 16 KiB) changes the format of descriptors, so it is a type of its own: [`Kib4Lpa2`], [`Kib16Lpa2`].
+//! [`Kib64`] has 52 bits where the CPU has FEAT_LPA. The trait [`Granule`] has the table.
+//!
+//! [`Geometry::new`] refuses a granule that stage 2 of the CPU does not have, and an IPA space that is larger than the CPU's
+//! physical addresses or than the granule's descriptors hold. Mapping refuses a level that has no blocks
+//! ([`Error::NoLeafAtLevel`]), and with FEAT_LPA2 each shareability but inner shareable, which descriptors do not hold.
+//!
+//! Limits that are the engine's and not the architecture's:
+//!
+//! * IPA spaces have at least 32 bits, and roots are at level 2 or above. A root has at most 8192 entries, so 4 tables of
+//!   16 KiB are concatenated at most, and none of 64 KiB: some sizes take one level more than they need.
+//! * A block of level 0 (512 GiB, [`Kib4Lpa2`]) is mapped, split and unmapped, but replaces no table: unmap the range first.
+//! * [`FrameMap`] and [`CleanedPieces`] are of 2 MiB, as blocks of the 4 KiB granule.
+//!
 //! # Not yet
 //!
-//! Granules other than 4 KiB.
+//! The contiguous hint, and changes of size without a break (FEAT_BBM).
 #![cfg_attr(not(test), no_std)]
 
 #[cfg(any(doc, all(target_arch = "aarch64", not(miri))))]
@@ -189,6 +206,7 @@ mod frame;
 mod frame_map;
 mod geometry;
 mod grant;
+mod granule;
 mod holes;
 mod instructions;
 #[cfg(any(feature = "checked", loom, mutants))]
@@ -233,10 +251,11 @@ pub use frame::{Donated, Root, Run, TablePage, TableSource};
 pub use frame_map::FrameMap;
 pub use geometry::Geometry;
 pub use grant::{Grant, Lent, Vacated, Window};
+pub use granule::{Granule, Kib4, Kib4Lpa2, Kib16, Kib16Lpa2, Kib64};
 #[cfg(feature = "checked")]
 pub use instrumented::audit::Miscounted;
 pub use leaf::Leaf;
-pub use level::{Granule, Level, Levels};
+pub use level::{Level, Levels};
 pub use lock::{Lock, LockGuard};
 pub use map::Mapped;
 pub use metadata::{MetadataMap, MetadataRange, TableMetadata};

@@ -59,17 +59,17 @@ use crate::platform::Platform;
 use crate::primitive;
 use crate::sequence::Snapshot;
 use crate::table::{Cell, Table};
-use crate::{Descriptor, Ipa, Level, Pa, Stage2};
+use crate::{Descriptor, Granule, Ipa, Level, Pa, Stage2};
 
 /// Where a lockless walk ended.
 #[derive(Clone, Copy)]
-pub(crate) struct EntryLocation<'a> {
-    pub(crate) table: Table<'a>,
+pub(crate) struct EntryLocation<'a, G: Granule> {
+    pub(crate) table: Table<'a, G>,
     pub(crate) level: Level,
     pub(crate) index: usize,
-    pub(crate) cell: Cell<'a>,
+    pub(crate) cell: Cell<'a, G>,
     /// The entry, as W2 loaded it. It is valid only after W3 ([`Stage2::is_still_linked`]); read it again under the lock (W4).
-    pub(crate) entry: Descriptor,
+    pub(crate) entry: Descriptor<G>,
     /// The snapshot of W1.
     pub(crate) then: Snapshot,
 }
@@ -78,11 +78,11 @@ pub(crate) struct EntryLocation<'a> {
 #[derive(Debug)]
 pub(crate) struct Retry;
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Walks without locks towards `ipa`'s entry in the table of `level`, as far as there are tables. `ipa` must be
     /// inside the IPA space.
     #[inline(always)]
-    pub(crate) fn lockless_walk(&self, ipa: Ipa, level: Level) -> EntryLocation<'_> {
+    pub(crate) fn lockless_walk(&self, ipa: Ipa, level: Level) -> EntryLocation<'_, G> {
         loop {
             let then = self.sequence.now(); // W1
             if let Ok(location) = self.lockless_walk_since(then, ipa, level) {
@@ -98,7 +98,7 @@ impl<P: Platform> Stage2<P> {
         then: Snapshot,
         ipa: Ipa,
         level: Level,
-    ) -> Result<EntryLocation<'_>, Retry> {
+    ) -> Result<EntryLocation<'_, G>, Retry> {
         let mut at = self.geometry().root_level();
         let mut table = self.root();
         let mut shift = self.geometry().root_shift();
@@ -111,7 +111,7 @@ impl<P: Platform> Stage2<P> {
             table = self.table(entry);
             at = below;
             // DeferredFree along the way: the root's level is known at run time only.
-            shift -= self.geometry().granule().stride();
+            shift -= G::STRIDE;
             index = (ipa.raw() >> shift) as usize & (self.geometry().granule().entries() - 1);
             cell = table.entry(index);
             entry = cell.look(); // W2
@@ -126,14 +126,14 @@ impl<P: Platform> Stage2<P> {
     /// W3 for the last entry: whether the table was linked when the entry was read.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn is_still_linked(&self, location: &EntryLocation<'_>) -> bool {
+    pub(crate) fn is_still_linked(&self, location: &EntryLocation<'_, G>) -> bool {
         self.sequence.is_still(location.then)
     }
 
     /// W4: locks the table of an entry, if it is still linked.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn lock(&self, location: &EntryLocation<'_>) -> Result<Locked<'_, P>, Retry> {
+    pub(crate) fn lock(&self, location: &EntryLocation<'_, G>) -> Result<Locked<'_, P, G>, Retry> {
         self.lock_table(location.table.pa(), location.table.len(), location.level, location.then)
     }
 
@@ -146,7 +146,7 @@ impl<P: Platform> Stage2<P> {
         entries: usize,
         level: Level,
         then: Snapshot,
-    ) -> Result<Locked<'_, P>, Retry> {
+    ) -> Result<Locked<'_, P, G>, Retry> {
         let locked = self.lock_whatever(pa, entries, level);
         if self.sequence.is_still(then) { Ok(locked) } else { Err(Retry) }
     }
@@ -155,7 +155,7 @@ impl<P: Platform> Stage2<P> {
     /// or an entry of it is busy, or the caller looks at the count next (W4).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn lock_whatever(&self, pa: Pa, entries: usize, level: Level) -> Locked<'_, P> {
+    pub(crate) fn lock_whatever(&self, pa: Pa, entries: usize, level: Level) -> Locked<'_, P, G> {
         // SAFETY: the caller has `pa` from the root or from an entry of this tree, so it is a table page or was one.
         let table = unsafe { Table::at(self.platform(), pa, entries) };
         let metadata = self.platform().metadata(pa);
@@ -164,7 +164,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// A table whose lock this CPU has [kept](Locked::keep_locked).
-    pub(crate) fn still_locked(&self, pa: Pa, level: Level) -> Locked<'_, P> {
+    pub(crate) fn still_locked(&self, pa: Pa, level: Level) -> Locked<'_, P, G> {
         // SAFETY: as when it was locked: a locked table stays a table.
         let table = unsafe { Table::at(self.platform(), pa, self.geometry().granule().entries()) };
         let metadata = self.platform().metadata(pa);
@@ -175,17 +175,17 @@ impl<P: Platform> Stage2<P> {
 /// A table whose lock this CPU holds.
 ///
 /// Each change of an entry updates `counts`. Dropping this writes them to the table's metadata, and unlocks it.
-pub(crate) struct Locked<'a, P: Platform> {
-    pub(crate) stage2: &'a Stage2<P>,
-    pub(crate) table: Table<'a>,
+pub(crate) struct Locked<'a, P: Platform, G: Granule> {
+    pub(crate) stage2: &'a Stage2<P, G>,
+    pub(crate) table: Table<'a, G>,
     metadata: &'a TableMetadata,
     pub(crate) level: Level,
     pub(crate) counts: Counts,
 }
 
-impl<'a, P: Platform> Locked<'a, P> {
+impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
     #[inline(always)]
-    pub(crate) fn entry(&self, index: usize) -> Descriptor {
+    pub(crate) fn entry(&self, index: usize) -> Descriptor<G> {
         self.table.entry(index).read()
     }
 
@@ -209,14 +209,14 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// Makes an entry valid that was invalid.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn make(&mut self, index: usize, new: Descriptor) {
+    pub(crate) fn make(&mut self, index: usize, new: Descriptor<G>) {
         self.make_in(self.table.entry(index), new);
     }
 
     /// [`make`](Self::make), for a caller that has the entry's cell.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn make_in(&mut self, cell: Cell<'_>, new: Descriptor) {
+    pub(crate) fn make_in(&mut self, cell: Cell<'_, G>, new: Descriptor<G>) {
         self.counts += Counts::of(new, self.level);
         cell.write(new);
     }
@@ -224,7 +224,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// Removes an entry, and returns its last value. The entry is left stale until the caller's flush.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn take(&mut self, index: usize) -> Descriptor {
+    pub(crate) fn take(&mut self, index: usize) -> Descriptor<G> {
         let cell = self.table.entry(index);
         let mut old = cell.read();
         // With DBM, hardware may record a write at any moment: an exchange returns the last record.
@@ -248,7 +248,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// [`take_unrecorded`](Self::take_unrecorded), for a caller that has the cell, and has read `old` under the lock.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn take_unrecorded_in(&mut self, cell: Cell<'_>, old: Descriptor) {
+    pub(crate) fn take_unrecorded_in(&mut self, cell: Cell<'_, G>, old: Descriptor<G>) {
         self.counts -= Counts::of(old, self.level);
         cell.unrecorded(old);
         cell.write(Descriptor::STALE);
@@ -258,7 +258,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     ///
     /// Returns [`Retry`] if the table's count of busy entries is at its maximum.
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn make_busy(mut self, index: usize) -> Result<Busy<'a, P>, Retry> {
+    pub(crate) fn make_busy(mut self, index: usize) -> Result<Busy<'a, P, G>, Retry> {
         if self.counts.is_as_busy_as_can_be() {
             let platform = self.stage2.platform();
             drop(self);
@@ -292,7 +292,7 @@ impl<'a, P: Platform> Locked<'a, P> {
 
     /// Clears bits of a valid leaf by a read-modify-write, and returns its last value.
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn clear(&mut self, index: usize, bits: u64) -> Descriptor {
+    pub(crate) fn clear(&mut self, index: usize, bits: u64) -> Descriptor<G> {
         let old = self.table.entry(index).clear(bits, self.stage2.platform());
         self.counts -= Counts::of(old, self.level);
         self.counts += Counts::of(old.without(bits), self.level);
@@ -305,8 +305,8 @@ impl<'a, P: Platform> Locked<'a, P> {
     pub(crate) fn change(
         &mut self,
         index: usize,
-        change: impl Fn(Descriptor) -> Descriptor,
-    ) -> (Descriptor, Descriptor) {
+        change: impl Fn(Descriptor<G>) -> Descriptor<G>,
+    ) -> (Descriptor<G>, Descriptor<G>) {
         let cell = self.table.entry(index);
         let (old, new) = self.change_cell(cell, change);
         self.counts += Counts::of(new, self.level);
@@ -320,7 +320,12 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// A CPU that sees it returns to its guest without the lock ([`Relaxed::Already`](crate::Relaxed)), and relies on its
     /// own barrier to make the leaf visible to its walks.
     #[inline(always)]
-    pub(crate) fn replace_in(&mut self, cell: Cell<'_>, old: Descriptor, new: Descriptor) -> Result<(), Retry> {
+    pub(crate) fn replace_in(
+        &mut self,
+        cell: Cell<'_, G>,
+        old: Descriptor<G>,
+        new: Descriptor<G>,
+    ) -> Result<(), Retry> {
         if cell.read() != old {
             return Err(Retry);
         }
@@ -335,7 +340,11 @@ impl<'a, P: Platform> Locked<'a, P> {
     }
 
     #[inline(always)]
-    fn change_cell(&self, cell: Cell<'_>, change: impl Fn(Descriptor) -> Descriptor) -> (Descriptor, Descriptor) {
+    fn change_cell(
+        &self,
+        cell: Cell<'_, G>,
+        change: impl Fn(Descriptor<G>) -> Descriptor<G>,
+    ) -> (Descriptor<G>, Descriptor<G>) {
         let old = cell.read();
         if old.is_hardware_tracked() {
             return cell.update(self.stage2.platform(), change);
@@ -368,7 +377,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     }
 }
 
-impl<P: Platform> Drop for Locked<'_, P> {
+impl<P: Platform, G: Granule> Drop for Locked<'_, P, G> {
     #[inline(always)]
     fn drop(&mut self) {
         self.metadata.unlock(self.counts);
@@ -378,18 +387,18 @@ impl<P: Platform> Drop for Locked<'_, P> {
 /// An entry that is invalid for hardware, and reserved for the CPU that broke it. No lock is held. Other CPUs retry
 /// until it is made.
 #[must_use = "make() the entry, or every CPU that needs it waits for ever"]
-pub(crate) struct Busy<'a, P: Platform> {
-    stage2: &'a Stage2<P>,
-    table: Table<'a>,
+pub(crate) struct Busy<'a, P: Platform, G: Granule> {
+    stage2: &'a Stage2<P, G>,
+    table: Table<'a, G>,
     level: Level,
     index: usize,
     /// The last value before the break.
-    pub(crate) old: Descriptor,
+    pub(crate) old: Descriptor<G>,
 }
 
-impl<P: Platform> Busy<'_, P> {
+impl<P: Platform, G: Granule> Busy<'_, P, G> {
     /// Makes the entry valid, and ends the reservation.
-    pub(crate) fn make(self, new: Descriptor) {
+    pub(crate) fn make(self, new: Descriptor<G>) {
         let mut locked = self.stage2.lock_whatever(self.table.pa(), self.table.len(), self.level);
         locked.counts -= Counts::BUSY;
         locked.make(self.index, new);

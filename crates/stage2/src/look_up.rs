@@ -3,12 +3,12 @@
 
 use crate::lockless_walk::EntryLocation;
 use crate::platform::Platform;
-use crate::{Ipa, Leaf, Level, Stage2};
+use crate::{Granule, Ipa, Leaf, Level, Stage2};
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// The leaf that maps `ipa`, if any. It may have changed when this returns.
     #[inline]
-    pub fn look_up(&self, ipa: Ipa) -> Option<Leaf> {
+    pub fn look_up(&self, ipa: Ipa) -> Option<Leaf<G>> {
         self.find(ipa).map(|(_, leaf)| leaf)
     }
 
@@ -27,7 +27,7 @@ impl<P: Platform> Stage2<P> {
 
     /// The leaf that maps `ipa`, and the location of its entry. Waits while the entry is busy.
     #[inline(always)]
-    pub(crate) fn find(&self, ipa: Ipa) -> Option<(EntryLocation<'_>, Leaf)> {
+    pub(crate) fn find(&self, ipa: Ipa) -> Option<(EntryLocation<'_, G>, Leaf<G>)> {
         if ipa >= self.geometry().end() {
             return None;
         }

@@ -24,25 +24,25 @@ use crate::primitive::{self, Claim};
 use crate::tlb::Scope;
 use crate::withdraw::Sample;
 use crate::{
-    Attributes, Descriptor, Error, Grant, Ipa, Leaf, Level, Memory, Pa, Stage2, TableMetadata, TablePage, TableSource,
-    Unwatched, cache, frame,
+    Attributes, Descriptor, Error, Grant, Granule, Ipa, Kib4, Leaf, Level, Memory, Pa, Stage2, TableMetadata,
+    TablePage, TableSource, Unwatched, cache, frame,
 };
 
 /// What [`Grant::map`] found and did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Mapped {
+pub enum Mapped<G: Granule = Kib4> {
     /// No leaf was there. The leaf is now mapped.
     New,
     /// Another leaf was there, and was replaced by break-before-make. This is its last value, with what hardware had
     /// recorded in it.
-    Replaced(Descriptor),
+    Replaced(Descriptor<G>),
     /// The same output address is mapped already, by this leaf, which is of the wanted level or above. Nothing was
     /// changed. To allow more access, call [`Stage2::relax`].
-    Already(Descriptor),
+    Already(Descriptor<G>),
 }
 
-impl<P: Platform> Grant<'_, P> {
+impl<P: Platform, G: Granule> Grant<'_, P, G> {
     /// Maps the first part of the grant with one leaf of `level`: a page at level 3, a block above.
     ///
     /// Both addresses must be aligned to the leaf's size, and the grant must cover the whole leaf. `tables` is asked
@@ -62,13 +62,18 @@ impl<P: Platform> Grant<'_, P> {
     /// * [`Error::Withdrawn`] if lent memory was [withdrawn](Stage2::withdraw) since the grant was made, this memory or
     ///   another. Get the grant again. A [window](Stage2::open) is never withdrawn.
     #[inline(always)]
-    pub fn map(self, level: Level, attributes: &Attributes, tables: &mut impl TableSource) -> Result<Mapped, Error> {
+    pub fn map(
+        self,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Mapped<G>, Error> {
         self.check(self.stage2.geometry().granule().span(level))?;
         self.stage2.map_to(self.ipa, self.pa, self.sample, level, attributes, tables)
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// [`Grant::map`], for memory that is known to be granted.
     #[inline(always)] // the fast path, which only fills an entry, is short if the level is a constant
     pub(crate) fn map_to(
@@ -78,10 +83,10 @@ impl<P: Platform> Stage2<P> {
         sample: Sample,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-    ) -> Result<Mapped, Error> {
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Mapped<G>, Error> {
         self.check_leaf(ipa, pa, level)?;
-        attributes.access.check(self.features())?;
+        attributes.check::<G>(self.features())?;
         let new = Descriptor::leaf(pa, level, attributes, self.features());
         if attributes.memory != Memory::Normal {
             return self.map_slowly::<true>(ipa, new, sample, level, tables);
@@ -114,11 +119,11 @@ impl<P: Platform> Stage2<P> {
     fn map_slowly<const OTHER: bool>(
         &self,
         ipa: Ipa,
-        new: Descriptor,
+        new: Descriptor<G>,
         sample: Sample,
         level: Level,
-        tables: &mut impl TableSource,
-    ) -> Result<Mapped, Error> {
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Mapped<G>, Error> {
         // Decoded from the descriptor: keeping the attributes alive would slow down the fast path.
         let maintenance = CacheMaintenance::new(self.features(), &new.attributes(self.features()));
         self.map_with::<OTHER>(ipa, new, sample, level, maintenance, tables)
@@ -128,12 +133,12 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn map_with<const OTHER: bool>(
         &self,
         ipa: Ipa,
-        new: Descriptor,
+        new: Descriptor<G>,
         sample: Sample,
         level: Level,
         maintenance: CacheMaintenance,
-        tables: &mut impl TableSource,
-    ) -> Result<Mapped, Error> {
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Mapped<G>, Error> {
         loop {
             let location = self.lockless_walk(ipa, level);
             self.check_sample(sample, &location, ipa)?; // M3
@@ -171,11 +176,11 @@ impl<P: Platform> Stage2<P> {
     /// Makes the entry of `location`, which must still hold what the walk saw there. Otherwise returns [`Retry`].
     fn fill_entry<const OTHER: bool>(
         &self,
-        location: &EntryLocation<'_>,
+        location: &EntryLocation<'_, G>,
         ipa: Ipa,
-        new: Descriptor,
+        new: Descriptor<G>,
         maintenance: CacheMaintenance,
-    ) -> Result<Mapped, Retry> {
+    ) -> Result<Mapped<G>, Retry> {
         let mut locked = self.lock(location)?;
         if !locked.entry(location.index).differs_by_records_only(location.entry) {
             return Err(Retry);
@@ -219,9 +224,9 @@ impl<P: Platform> Stage2<P> {
     /// Links an empty table at a vacant entry. Gives its page back if another CPU has filled the entry meanwhile.
     pub(crate) fn add_table(
         &self,
-        location: &EntryLocation<'_>,
+        location: &EntryLocation<'_, G>,
         ipa: Ipa,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
     ) -> Result<(), Error> {
         let below = location.level.below().ok_or(Error::NoLeafAtLevel { level: location.level })?;
         self.give_deferred(tables);
@@ -245,10 +250,10 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn link(
         &self,
         ipa: Ipa,
-        found: &EntryLocation<'_>,
-        page: TablePage,
+        found: &EntryLocation<'_, G>,
+        page: TablePage<G>,
         sample: Sample,
-    ) -> Result<(), TablePage> {
+    ) -> Result<(), TablePage<G>> {
         let new = Descriptor::table(page.pa());
         let mut location = *found;
         loop {
@@ -291,12 +296,12 @@ impl<P: Platform> Stage2<P> {
     /// Checks that a leaf of `level` may map `ipa` to `pa`.
     #[inline(always)]
     pub(crate) fn check_leaf(&self, ipa: Ipa, pa: Pa, level: Level) -> Result<(), Error> {
-        if level == Level::L0 || level < self.geometry().root_level() {
+        if !self.geometry().has_leaves(level) {
             return Err(Error::NoLeafAtLevel { level });
         }
         let size = self.geometry().granule().span(level);
         // An aligned leaf is inside as a whole if its first byte is.
-        let (ipa_bits, pa_bits) = (self.geometry().ipa_bits(), self.features().pa_bits);
+        let (ipa_bits, pa_bits) = (self.geometry().ipa_bits(), self.geometry().pa_bits());
         if (ipa.raw() | pa.raw()) & (size - 1) == 0 && ipa.raw() >> ipa_bits == 0 && pa.raw() >> pa_bits == 0 {
             return Ok(());
         }
@@ -311,7 +316,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Sets the counts of a table that is not linked yet, and whether it holds leaves that are not normal memory.
-    pub(crate) fn set_counts(&self, page: &TablePage, counts: Counts, other_memory: bool) {
+    pub(crate) fn set_counts(&self, page: &TablePage<G>, counts: Counts, other_memory: bool) {
         let metadata = self.platform().metadata(page.pa());
         metadata.reset(counts, self.platform());
         metadata.set_link(if other_memory { TableMetadata::OTHER_MEMORY } else { 0 });

@@ -12,10 +12,10 @@ use crate::platform::Platform;
 use crate::primitive;
 use crate::withdraw::Sample;
 use crate::{
-    Attributes, Descriptor, Error, Grant, Ipa, IpaRange, Level, Memory, Pa, Stage2, TableSource, cache, frame,
+    Attributes, Descriptor, Error, Grant, Granule, Ipa, IpaRange, Level, Memory, Pa, Stage2, TableSource, cache, frame,
 };
 
-impl<P: Platform> Grant<'_, P> {
+impl<P: Platform, G: Granule> Grant<'_, P, G> {
     /// Maps the whole grant with the largest leaves that fit, but none above level `largest`. `Level::L3` maps pages
     /// only.
     ///
@@ -29,7 +29,7 @@ impl<P: Platform> Grant<'_, P> {
         self,
         largest: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
     ) -> Result<(), Error> {
         let bits = self.stage2.geometry().ipa_bits();
         let end = self.ipa.checked_add(self.size).ok_or(Error::OutsideIpa { ipa: self.ipa, bits })?;
@@ -37,7 +37,7 @@ impl<P: Platform> Grant<'_, P> {
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// [`Grant::map_range`], for memory that is known to be granted.
     pub(crate) fn map_range_to(
         &self,
@@ -46,15 +46,15 @@ impl<P: Platform> Stage2<P> {
         sample: Sample,
         largest: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
     ) -> Result<(), Error> {
         self.geometry().check(&range)?;
         let page = self.geometry().granule().size();
         let last = pa
             .checked_add(range.end - range.start - page)
-            .ok_or(Error::OutsidePa { pa, bits: self.features().pa_bits })?;
+            .ok_or(Error::OutsidePa { pa, bits: self.geometry().pa_bits() })?;
         self.check_leaf(range.start, pa, Level::L3)?;
-        attributes.access.check(self.features())?;
+        attributes.check::<G>(self.features())?;
         self.check_leaf(range.start, last, Level::L3)?;
         self.give_deferred(tables);
         self.note_memory(attributes.memory);
@@ -76,7 +76,7 @@ impl<P: Platform> Stage2<P> {
         sample: Sample,
         largest: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
     ) -> Result<u64, Error> {
         let (ipa, left) = (range.start, range.end - range.start);
         let location = self.lockless_walk(ipa, Level::L3);
@@ -90,7 +90,10 @@ impl<P: Platform> Stage2<P> {
         if location.level == Level::L3 {
             return Ok(self.fill_run(&location, (ipa, pa), sample, left, attributes));
         }
-        if location.level >= largest && location.level > Level::L0 && self.fits(ipa, pa, left, location.level) {
+        if location.level >= largest
+            && self.geometry().may_have_leaves(location.level)
+            && self.fits(ipa, pa, left, location.level)
+        {
             return self.map_one((ipa, pa), sample, location.level, attributes, tables);
         }
         let below = location.level.below().unwrap_or(Level::L3);
@@ -110,7 +113,7 @@ impl<P: Platform> Stage2<P> {
         sample: Sample,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
     ) -> Result<u64, Error> {
         match self.map_to(ipa, pa, sample, level, attributes, tables) {
             Ok(_) => Ok(self.geometry().granule().span(level)),
@@ -129,12 +132,12 @@ impl<P: Platform> Stage2<P> {
     #[inline(always)] // a call costs 5 % of the whole range
     fn link_full(
         &self,
-        location: &EntryLocation<'_>,
+        location: &EntryLocation<'_, G>,
         level: Level,
         (ipa, pa): (Ipa, Pa),
         sample: Sample,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
     ) -> Result<u64, Error> {
         let span = self.geometry().granule().span(location.level);
         let page = frame::take(tables).ok_or(Error::NoTablePage { ipa, level })?;
@@ -161,7 +164,7 @@ impl<P: Platform> Stage2<P> {
     /// Fills the run of invalid level 3 entries that begins at `location`. Returns the number of bytes mapped.
     fn fill_run(
         &self,
-        location: &EntryLocation<'_>,
+        location: &EntryLocation<'_, G>,
         (ipa, pa): (Ipa, Pa),
         sample: Sample,
         left: u64,

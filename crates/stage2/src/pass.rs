@@ -16,19 +16,19 @@ use crate::platform::Platform;
 use crate::primitive;
 use crate::sequence::Snapshot;
 use crate::table::Table;
-use crate::{Error, Ipa, IpaRange, Level, Stage2};
+use crate::{Error, Granule, Ipa, IpaRange, Level, Stage2};
 
 /// A visitor of a pass.
-pub(crate) trait Pass<P: Platform> {
+pub(crate) trait Pass<P: Platform, G: Granule> {
     /// Whether a table with these counts has work for the visitor.
     fn wants(counts: Counts) -> bool;
 
     /// Visits some entries, at least one, under their table's lock. None of them is a table or busy.
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa);
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa);
 
     /// Visits some entries, and reports their number to the platform.
     #[inline(always)]
-    fn visit(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+    fn visit(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         locked.stage2.platform().on_entries(indexes.len());
         self.entries(locked, indexes, first);
     }
@@ -39,7 +39,7 @@ pub(crate) trait Pass<P: Platform> {
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// The range from the first to the last of the pages that `mask` selects: bit `n` is the page `n` pages after
     /// `first`.
     pub(crate) fn masked_range(&self, first: Ipa, mask: u64) -> Result<IpaRange, Error> {
@@ -56,14 +56,14 @@ impl<P: Platform> Stage2<P> {
     /// pages is one visit.
     ///
     /// `range` is the result of [`masked_range`](Self::masked_range). [`Pass::unlocked`] is not called.
-    pub(crate) fn pass_masked<V: Pass<P>>(&self, first: Ipa, mask: u64, range: &IpaRange, visitor: &mut V) {
+    pub(crate) fn pass_masked<V: Pass<P, G>>(&self, first: Ipa, mask: u64, range: &IpaRange, visitor: &mut V) {
         if mask != 0 {
             self.pass(range, &mut Masked { first, mask, visitor });
         }
     }
 
     /// Passes over `range`, which the caller has checked.
-    pub(crate) fn pass<V: Pass<P>>(&self, range: &IpaRange, visitor: &mut V) {
+    pub(crate) fn pass<V: Pass<P, G>>(&self, range: &IpaRange, visitor: &mut V) {
         let mut at = range.start;
         while at < range.end {
             let then = self.sequence.now();
@@ -73,9 +73,9 @@ impl<P: Platform> Stage2<P> {
         }
     }
 
-    fn pass_table<V: Pass<P>>(
+    fn pass_table<V: Pass<P, G>>(
         &self,
-        table: Table<'_>,
+        table: Table<'_, G>,
         level: Level,
         then: Snapshot,
         at: &mut Ipa,
@@ -84,7 +84,13 @@ impl<P: Platform> Stage2<P> {
     ) -> Result<(), Retry> {
         if level == Level::L3 {
             let index = self.geometry().index(*at, level);
-            return self.pass_entries(table, level, index, then, at, end, visitor);
+            self.pass_entries(table, level, index, then, at, end, visitor)?;
+            // A table of a larger granule takes several visits.
+            while G::ENTRIES > MOST_ENTRIES && *at < end && self.geometry().index(*at, level) != 0 {
+                let index = self.geometry().index(*at, level);
+                self.pass_entries(table, level, index, then, at, end, visitor)?;
+            }
+            return Ok(());
         }
         let shift = self.geometry().granule().span_shift(level);
         let mut index = self.geometry().index(*at, level);
@@ -116,9 +122,9 @@ impl<P: Platform> Stage2<P> {
 
     /// Visits the entries from `index` on, up to the next table, the end of this table, or `end`.
     #[allow(clippy::too_many_arguments, reason = "the location, and the walk's own state")]
-    fn pass_entries<V: Pass<P>>(
+    fn pass_entries<V: Pass<P, G>>(
         &self,
-        table: Table<'_>,
+        table: Table<'_, G>,
         level: Level,
         index: usize,
         then: Snapshot,
@@ -149,7 +155,7 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-/// The most entries of one visit: a table of the 4 KiB granule.
+/// The most entries of one visit: a table of the 4 KiB granule. A lock is held for so long at most.
 pub(crate) const MOST_ENTRIES: usize = 512;
 
 /// Limits a visitor to the pages that a 64-page mask selects.
@@ -159,7 +165,7 @@ struct Masked<'a, V> {
     visitor: &'a mut V,
 }
 
-impl<P: Platform, V: Pass<P>> Pass<P> for Masked<'_, V> {
+impl<P: Platform, G: Granule, V: Pass<P, G>> Pass<P, G> for Masked<'_, V> {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         V::wants(counts)
@@ -167,12 +173,12 @@ impl<P: Platform, V: Pass<P>> Pass<P> for Masked<'_, V> {
 
     /// Only the selected entries are visited and reported.
     #[inline(always)]
-    fn visit(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+    fn visit(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         self.entries(locked, indexes, first);
     }
 
     #[inline(always)]
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         if locked.level < Level::L3 {
             // A block is larger than 64 pages, so at most two blocks are visited, each for a page of the mask.
             return self.visitor.visit(locked, indexes, first);

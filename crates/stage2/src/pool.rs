@@ -5,17 +5,17 @@
 //! and with no lock held. So a pool need not be filled for a fault. It saves accesses to the shared source, and keeps
 //! the pages of lost races for the next fault. It is filled before a split, which takes hundreds of pages.
 
-use crate::{TablePage, TableSource};
+use crate::{Granule, Kib4, TablePage, TableSource};
 
 /// At most `N` pages, and the source that they come from. Dropping the pool gives its pages back.
 #[derive(Debug)]
-pub struct Pool<S: TableSource, const N: usize> {
+pub struct Pool<S: TableSource<G>, const N: usize, G: Granule = Kib4> {
     source: S,
-    pages: [Option<TablePage>; N],
+    pages: [Option<TablePage<G>>; N],
     ready: usize,
 }
 
-impl<S: TableSource, const N: usize> Pool<S, N> {
+impl<S: TableSource<G>, const N: usize, G: Granule> Pool<S, N, G> {
     /// An empty pool.
     pub const fn new(source: S) -> Self {
         Self { source, pages: [const { None }; N], ready: 0 }
@@ -39,9 +39,9 @@ impl<S: TableSource, const N: usize> Pool<S, N> {
     }
 }
 
-impl<S: TableSource, const N: usize> TableSource for Pool<S, N> {
+impl<S: TableSource<G>, const N: usize, G: Granule> TableSource<G> for Pool<S, N, G> {
     #[inline]
-    fn take(&mut self) -> Option<TablePage> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         match self.ready.checked_sub(1) {
             Some(last) => {
                 self.ready = last;
@@ -52,7 +52,7 @@ impl<S: TableSource, const N: usize> TableSource for Pool<S, N> {
     }
 
     #[inline]
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         match self.pages.get_mut(self.ready) {
             Some(place) => {
                 *place = Some(page);
@@ -63,7 +63,7 @@ impl<S: TableSource, const N: usize> TableSource for Pool<S, N> {
     }
 }
 
-impl<S: TableSource, const N: usize> Drop for Pool<S, N> {
+impl<S: TableSource<G>, const N: usize, G: Granule> Drop for Pool<S, N, G> {
     fn drop(&mut self) {
         for page in self.pages.iter_mut().filter_map(Option::take) {
             self.source.give(page);

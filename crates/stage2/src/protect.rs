@@ -17,9 +17,9 @@ use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
 use crate::table::ROW;
 use crate::tlb::{Changed, Span};
-use crate::{Access, Descriptor, Downgrade, Error, Ipa, IpaRange, Pending, Stage2, TableSource};
+use crate::{Access, Descriptor, Downgrade, Error, Granule, Ipa, IpaRange, Pending, Stage2, TableSource};
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Takes write access from every leaf in `range`. A block that reaches beyond the range is protected as a whole.
     ///
     /// DBM is cleared too, so hardware grants no writes. What hardware recorded is lost: to collect it, call
@@ -30,7 +30,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// `range` is not whole pages inside the IPA space.
-    pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade>, Error> {
+    pub fn write_protect(&self, range: IpaRange) -> Result<Pending<'_, P, Downgrade, G>, Error> {
         self.geometry().check(&range)?;
         self.begin_downgrade();
         let mut pass = WriteProtect { changed: Changed::default() };
@@ -44,7 +44,7 @@ impl<P: Platform> Stage2<P> {
     /// # Errors
     ///
     /// A selected page is outside the IPA space, or `first` is not aligned to a page.
-    pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Downgrade>, Error> {
+    pub fn write_protect_mask(&self, first: Ipa, mask: u64) -> Result<Pending<'_, P, Downgrade, G>, Error> {
         let range = self.masked_range(first, mask)?;
         self.begin_downgrade();
         let mut pass = WriteProtect { changed: Changed::default() };
@@ -64,8 +64,8 @@ impl<P: Platform> Stage2<P> {
         &self,
         range: IpaRange,
         keep: Access,
-        tables: &mut impl TableSource,
-    ) -> Result<Pending<'_, P, Downgrade>, Error> {
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Pending<'_, P, Downgrade, G>, Error> {
         self.geometry().check(&range)?;
         self.begin_downgrade();
         let mut pass = Protect { range: range.clone(), keep, changed: Changed::default(), beyond: true };
@@ -85,13 +85,13 @@ struct WriteProtect {
     changed: Changed,
 }
 
-impl<P: Platform> Pass<P> for WriteProtect {
+impl<P: Platform, G: Granule> Pass<P, G> for WriteProtect {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         counts.writable() > 0
     }
 
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         let mut span = Span::default();
         if locked.counts.hardware_tracked() > 0 {
             for index in indexes.clone() {
@@ -160,13 +160,13 @@ struct Protect {
     beyond: bool,
 }
 
-impl<P: Platform> Pass<P> for Protect {
+impl<P: Platform, G: Granule> Pass<P, G> for Protect {
     #[inline(always)]
     fn wants(counts: Counts) -> bool {
         counts.leaves() > 0
     }
 
-    fn entries(&mut self, locked: &mut Locked<'_, P>, indexes: Range<usize>, first: Ipa) {
+    fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         let (keep, features) = (self.keep, locked.stage2.features());
         let shift = locked.stage2.geometry().granule().span_shift(locked.level);
         let mut span = Span::default();

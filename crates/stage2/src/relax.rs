@@ -10,7 +10,7 @@
 use crate::lockless_walk::{EntryLocation, Locked, Retry};
 use crate::platform::Platform;
 use crate::primitive::{self, Claim};
-use crate::{Access, Descriptor, Error, Ipa, Leaf, Level, Memory, Stage2, cache};
+use crate::{Access, Descriptor, Error, Granule, Ipa, Leaf, Level, Memory, Stage2, cache};
 
 /// What [`Stage2::relax`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Relaxed {
     Already,
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Adds `access` to the leaf that maps `ipa`, and sets its access flag: the answer to a permission fault.
     ///
     /// Invalidates the leaf on this CPU before it returns.
@@ -51,7 +51,7 @@ impl<P: Platform> Stage2<P> {
     #[inline(always)]
     fn allow<const PAGES_ONLY: bool>(&self, ipa: Ipa, access: Access) -> Result<Relaxed, Error> {
         access.check(self.features())?;
-        let widen = |old: Descriptor| old.with_more(access, self.features()).with_accessed();
+        let widen = |old: Descriptor<G>| old.with_more(access, self.features()).with_accessed();
         let changed =
             self.change_leaf::<PAGES_ONLY>(ipa, access, widen).inspect_err(|error| self.forget_gone(error))?;
         let (changed, at, level) = changed;
@@ -97,7 +97,7 @@ impl<P: Platform> Stage2<P> {
         &self,
         ipa: Ipa,
         access: Access,
-        change: impl Fn(Descriptor) -> Descriptor,
+        change: impl Fn(Descriptor<G>) -> Descriptor<G>,
     ) -> Result<(bool, Ipa, Level), Error> {
         let changed = self.change_leaf_once::<PAGES_ONLY>(ipa, access, &change);
         changed.unwrap_or_else(|Retry| self.change_leaf_again::<PAGES_ONLY>(ipa, access, change))
@@ -110,7 +110,7 @@ impl<P: Platform> Stage2<P> {
         &self,
         ipa: Ipa,
         access: Access,
-        change: impl Fn(Descriptor) -> Descriptor,
+        change: impl Fn(Descriptor<G>) -> Descriptor<G>,
     ) -> Result<(bool, Ipa, Level), Error> {
         loop {
             if let Ok(changed) = self.change_leaf_once::<PAGES_ONLY>(ipa, access, &change) {
@@ -124,7 +124,7 @@ impl<P: Platform> Stage2<P> {
         &self,
         ipa: Ipa,
         access: Access,
-        change: impl Fn(Descriptor) -> Descriptor,
+        change: impl Fn(Descriptor<G>) -> Descriptor<G>,
     ) -> Result<Result<(bool, Ipa, Level), Error>, Retry> {
         let Some((location, Leaf { ipa, level, descriptor: old })) = self.find(ipa) else {
             return Ok(Err(Error::NotMapped { ipa }));
@@ -151,10 +151,10 @@ impl<P: Platform> Stage2<P> {
     #[cold]
     fn make_executable(
         &self,
-        mut locked: Locked<'_, P>,
-        location: &EntryLocation<'_>,
+        mut locked: Locked<'_, P, G>,
+        location: &EntryLocation<'_, G>,
         (ipa, level): (Ipa, Level),
-        change: impl Fn(Descriptor) -> Descriptor,
+        change: impl Fn(Descriptor<G>) -> Descriptor<G>,
     ) -> Result<Result<(bool, Ipa, Level), Error>, Retry> {
         let old = locked.entry(location.index);
         if !old.differs_by_records_only(location.entry) {
@@ -177,7 +177,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Cache maintenance before a leaf becomes executable.
-    fn before_execute(&self, leaf: Descriptor, level: Level) {
+    fn before_execute(&self, leaf: Descriptor<G>, level: Level) {
         if leaf.attributes(self.features()).memory != Memory::Device {
             let size = self.geometry().granule().span(level);
             cache::before_execute(self.platform(), self.features(), (leaf.address(), size));

@@ -11,7 +11,7 @@ use core::fmt;
 
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::{Ipa, IpaRange, Leaf, Level, Pa};
+use crate::{Granule, Ipa, IpaRange, Kib4, Leaf, Level, Pa};
 
 /// A leaf that was removed, and may still be in a TLB.
 ///
@@ -68,14 +68,14 @@ use crate::{Ipa, IpaRange, Leaf, Level, Pa};
 /// }
 /// ```
 #[derive(Clone, Copy)]
-pub struct Broken {
-    leaf: Leaf,
+pub struct Broken<G: Granule = Kib4> {
+    leaf: Leaf<G>,
     removal: RemovalId,
 }
 
-impl Broken {
+impl<G: Granule> Broken<G> {
     #[inline(always)]
-    pub(crate) fn new(leaf: Leaf, removal: RemovalId) -> Self {
+    pub(crate) fn new(leaf: Leaf<G>, removal: RemovalId) -> Self {
         Self { leaf, removal }
     }
 
@@ -105,12 +105,12 @@ impl Broken {
 
     /// The leaf as it was; `None` if `freed` belongs to another removal.
     #[inline]
-    pub fn open(&self, freed: &Freed) -> Option<Leaf> {
+    pub fn open(&self, freed: &Freed) -> Option<Leaf<G>> {
         (self.removal == freed.removal).then_some(self.leaf)
     }
 }
 
-impl fmt::Debug for Broken {
+impl<G: Granule> fmt::Debug for Broken<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Broken").field("ipa", &self.leaf.ipa).field("level", &self.leaf.level).finish_non_exhaustive()
     }
@@ -130,7 +130,7 @@ pub(crate) struct RemovalCount(Word);
 impl RemovalCount {
     /// A name for a removal that begins in the tree of this root. An unwatched removal needs none.
     #[inline(always)]
-    pub(crate) fn next<R: RemovalWatcher, P: Platform>(&self, root: Pa, platform: &P) -> RemovalId {
+    pub(crate) fn next<R: RemovalWatcher<G>, P: Platform, G: Granule>(&self, root: Pa, platform: &P) -> RemovalId {
         if !R::WATCHES {
             return RemovalId { root: Pa::new(0), number: 0 };
         }
@@ -166,12 +166,12 @@ impl Freed {
 ///
 /// If a table is unlinked as a whole, its leaves are reported when the [`Flushed`](crate::Flushed) is freed. All other
 /// leaves are reported at once.
-pub trait RemovalWatcher {
+pub trait RemovalWatcher<G: Granule = Kib4> {
     /// Whether leaves are reported.
     const WATCHES: bool;
 
     /// Reports that a leaf was removed.
-    fn leaf(&mut self, leaf: Broken);
+    fn leaf(&mut self, leaf: Broken<G>);
 
     /// The downgrade, if the change is one and no unmap.
     #[doc(hidden)]
@@ -185,17 +185,17 @@ pub trait RemovalWatcher {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unwatched;
 
-impl RemovalWatcher for Unwatched {
+impl<G: Granule> RemovalWatcher<G> for Unwatched {
     const WATCHES: bool = false;
 
-    fn leaf(&mut self, _: Broken) {}
+    fn leaf(&mut self, _: Broken<G>) {}
 }
 
-impl<F: FnMut(Broken)> RemovalWatcher for F {
+impl<G: Granule, F: FnMut(Broken<G>)> RemovalWatcher<G> for F {
     const WATCHES: bool = true;
 
     #[inline(always)]
-    fn leaf(&mut self, leaf: Broken) {
+    fn leaf(&mut self, leaf: Broken<G>) {
         self(leaf);
     }
 }
@@ -209,10 +209,10 @@ pub struct Downgrade {
     pub(crate) range: IpaRange,
 }
 
-impl RemovalWatcher for Downgrade {
+impl<G: Granule> RemovalWatcher<G> for Downgrade {
     const WATCHES: bool = false;
 
-    fn leaf(&mut self, _: Broken) {}
+    fn leaf(&mut self, _: Broken<G>) {}
 
     fn downgrade(&self) -> Option<&Downgrade> {
         Some(self)
@@ -252,18 +252,18 @@ impl PendingDowngrades {
 }
 
 /// Changes that can be flushed together.
-pub trait Join: RemovalWatcher {
+pub trait Join<G: Granule = Kib4>: RemovalWatcher<G> {
     /// Adds another change.
     fn join(&mut self, other: Self);
 }
 
-impl Join for Downgrade {
+impl<G: Granule> Join<G> for Downgrade {
     fn join(&mut self, other: Self) {
         self.count += other.count;
         self.range = self.range.start.min(other.range.start)..self.range.end.max(other.range.end);
     }
 }
 
-impl Join for Unwatched {
+impl<G: Granule> Join<G> for Unwatched {
     fn join(&mut self, _: Self) {}
 }

@@ -17,7 +17,7 @@ use crate::platform::Platform;
 use crate::table::Table;
 use crate::tlb::Scope;
 use crate::unlinked::{Look, UnlinkedTable};
-use crate::{Descriptor, Error, Ipa, IpaRange, Leaf, Level, Stage2, TablePage, TableSource, frame};
+use crate::{Descriptor, Error, Granule, Ipa, IpaRange, Leaf, Level, Stage2, TablePage, TableSource, frame};
 
 /// What [`Stage2::split`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum Stopped {
     Asked,
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Splits all blocks in `range` down to pages.
     ///
     /// The range is split in chunks of `chunk` bytes, a power of two. 1 GiB fits most uses; 2 MiB keeps the time
@@ -48,13 +48,14 @@ impl<P: Platform> Stage2<P> {
     /// argument is the most table pages that the chunk can need. The callback may fill `tables`, let other work run, or
     /// break off.
     ///
-    /// A block of 1 GiB needs 513 pages to be replaced at once. With fewer it is split level by level. An empty
+    /// A block of level 1 needs a table and one for each of its entries to be replaced at once: 513 pages for 1 GiB. With
+    /// fewer it is split level by level, and so is a block of level 0. An empty
     /// `tables` is no error: the blocks that are left stay as they are ([`Stopped::Dry`]).
     ///
     /// # Errors
     ///
     /// `range` is not whole pages inside the IPA space, or `chunk` is smaller than a page or no power of two.
-    pub fn split<T: TableSource>(
+    pub fn split<T: TableSource<G>>(
         &self,
         range: IpaRange,
         chunk: u64,
@@ -85,17 +86,21 @@ impl<P: Platform> Stage2<P> {
         Ok(split)
     }
 
-    /// The most table pages that splitting a range can need: one for each level 2 and level 1 block that it touches.
+    /// The most table pages that splitting a range can need: one for each block that it touches, of every level above 3
+    /// that the geometry has.
     fn pages_to_split(&self, start: Ipa, end: Ipa) -> usize {
         let touched = |level| {
             let shift = self.geometry().granule().span_shift(level);
             (((end.raw() - 1) >> shift) - (start.raw() >> shift) + 1) as usize
         };
-        let level_1 = if self.geometry().root_level() < Level::L2 { touched(Level::L1) } else { 0 };
-        touched(Level::L2) + level_1
+        let mut pages = touched(Level::L2);
+        for level in [Level::L1, Level::L0] {
+            pages += if self.geometry().has_leaves(level) { touched(level) } else { 0 };
+        }
+        pages
     }
 
-    fn split_chunk(&self, split: &mut Split, end: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
+    fn split_chunk(&self, split: &mut Split, end: Ipa, tables: &mut impl TableSource<G>) -> Result<(), Error> {
         while split.done < end {
             match self.next_block(split.done, end) {
                 None => split.done = end,
@@ -112,7 +117,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// The first block from `from` on that begins before `end`. It may be a busy entry, which may become a block.
-    fn next_block(&self, from: Ipa, end: Ipa) -> Option<(Ipa, EntryLocation<'_>)> {
+    fn next_block(&self, from: Ipa, end: Ipa) -> Option<(Ipa, EntryLocation<'_, G>)> {
         let mut at = from;
         while at < end {
             let root = self.lockless_walk(at, self.geometry().root_level());
@@ -125,10 +130,10 @@ impl<P: Platform> Stage2<P> {
 
     fn next_block_in<'a>(
         &'a self,
-        start: &EntryLocation<'a>,
+        start: &EntryLocation<'a, G>,
         at: &mut Ipa,
         end: Ipa,
-    ) -> Result<Option<(Ipa, EntryLocation<'a>)>, Retry> {
+    ) -> Result<Option<(Ipa, EntryLocation<'a, G>)>, Retry> {
         let &EntryLocation { table, level, then, .. } = start;
         let Some(below) = level.below() else { return Ok(None) };
         let span = self.geometry().granule().span(level);
@@ -160,13 +165,13 @@ impl<P: Platform> Stage2<P> {
     /// 3.
     ///
     /// If the table was unlinked meanwhile, any answer will do: its blocks are gone.
-    fn may_hold_blocks(&self, entry: Descriptor, level: Level) -> bool {
+    fn may_hold_blocks(&self, entry: Descriptor<G>, level: Level) -> bool {
         let counts = self.platform().metadata(entry.address()).peek();
         level < Level::L2 || counts.is_none_or(|counts| counts.leaves() > 0 || counts.busy() > 0)
     }
 
     /// Splits the blocks that reach across either end of `range`.
-    pub(crate) fn split_ends(&self, range: &IpaRange, tables: &mut impl TableSource) -> Result<(), Error> {
+    pub(crate) fn split_ends(&self, range: &IpaRange, tables: &mut impl TableSource<G>) -> Result<(), Error> {
         self.geometry().check(range)?;
         self.give_deferred(tables);
         self.split_before(range.start, tables)?;
@@ -175,7 +180,7 @@ impl<P: Platform> Stage2<P> {
 
     /// Splits the block that maps `ipa` until a leaf begins at `ipa`, or nothing maps it. `ipa` may be the end of the
     /// IPA space.
-    fn split_before(&self, ipa: Ipa, tables: &mut impl TableSource) -> Result<(), Error> {
+    fn split_before(&self, ipa: Ipa, tables: &mut impl TableSource<G>) -> Result<(), Error> {
         if ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) {
             return Ok(());
         }
@@ -193,16 +198,17 @@ impl<P: Platform> Stage2<P> {
     pub(crate) fn split_block(
         &self,
         ipa: Ipa,
-        location: &EntryLocation<'_>,
+        location: &EntryLocation<'_, G>,
         level: Level,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
     ) -> Result<bool, Error> {
         let &EntryLocation { level: at, entry: block, .. } = location;
         let Some(below) = at.below().filter(|_| block.is_leaf(at)) else {
             self.platform().pause(1);
             return Ok(false);
         };
-        // All levels at once, or else the next level only.
+        // All levels at once, or else the next level only. A block of level 0 would take a quarter of a million pages.
+        let level = if G::LARGEST == Level::L0 && at == Level::L0 { below } else { level };
         let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));
         let Some(new) = built else {
             let gone = location.cell.read() != block;
@@ -230,7 +236,7 @@ impl<P: Platform> Stage2<P> {
     /// Breaks a block and makes its entry busy. Returns `None` if the entry does not hold this block any more.
     ///
     /// Walks again: filling the new tables takes time, and other CPUs may have unlinked tables meanwhile.
-    fn break_block(&self, ipa: Ipa, at: Level, block: Descriptor) -> Option<Busy<'_, P>> {
+    fn break_block(&self, ipa: Ipa, at: Level, block: Descriptor<G>) -> Option<Busy<'_, P, G>> {
         loop {
             let location = self.lockless_walk(ipa, at);
             let Ok(locked) = self.lock(&location) else { continue };
@@ -246,7 +252,13 @@ impl<P: Platform> Stage2<P> {
     /// Builds a table that maps what `block` of level `at` maps, with leaves of level `to`.
     ///
     /// Returns `None`, with all pages given back, if `tables` does not have enough.
-    fn build(&self, block: Descriptor, at: Level, to: Level, tables: &mut impl TableSource) -> Option<TablePage> {
+    fn build(
+        &self,
+        block: Descriptor<G>,
+        at: Level,
+        to: Level,
+        tables: &mut impl TableSource<G>,
+    ) -> Option<TablePage<G>> {
         let below = at.below()?;
         let page = frame::take(tables)?;
         let (part, entries) = (block.part(below), self.geometry().granule().entries());
@@ -276,7 +288,7 @@ impl<P: Platform> Stage2<P> {
 
     /// Fills new tables again, with what hardware recorded in the block after they were built.
     #[cold]
-    fn refill(&self, table: Table<'_>, level: Level, first: Descriptor) {
+    fn refill(&self, table: Table<'_, G>, level: Level, first: Descriptor<G>) {
         let span = self.geometry().granule().span(level);
         match level.below() {
             Some(below) if table.entry(0).read().is_table(level) => {

@@ -13,17 +13,19 @@ use crate::removal::{PendingDowngrades, RemovalCount, RemovalId, RemovalWatcher}
 use crate::sequence::SequenceCount;
 use crate::table::Table;
 use crate::tlb::Tlb;
-use crate::{Descriptor, Error, Features, Geometry, Memory, Pa, Root, TablePage, TableSource, Vmid, registers};
+use crate::{
+    Descriptor, Error, Features, Geometry, Granule, Kib4, Memory, Pa, Root, TablePage, TableSource, Vmid, registers,
+};
 
 /// The stage-2 tables of one guest, with the TLB maintenance that each change needs.
 ///
 /// End their life with [`destroy`](Self::destroy). If they are dropped instead, their pages are lost and the embedder
 /// is notified ([`Platform::abandoned`]): a CPU may still walk them.
 #[derive(Debug)]
-pub struct Stage2<P: Platform> {
+pub struct Stage2<P: Platform, G: Granule = Kib4> {
     platform: P,
     features: Features,
-    geometry: Geometry,
+    geometry: Geometry<G>,
     root: Root,
     vttbr: u64,
     root_entries: usize,
@@ -36,7 +38,7 @@ pub struct Stage2<P: Platform> {
     is_live: bool,
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Empty tables with this root, which is zeroed here.
     ///
     /// *The caller* gives each guest its own VMID. If the VMID was used before, its TLB entries must be invalidated
@@ -47,7 +49,7 @@ impl<P: Platform> Stage2<P> {
     ///
     /// * [`Error::Vmid`] if the VMID has more bits than the CPU supports.
     /// * [`Error::Root`] if the root is smaller than the geometry needs.
-    pub fn new(platform: P, features: Features, geometry: Geometry, vmid: Vmid, root: Root) -> Result<Self, Error> {
+    pub fn new(platform: P, features: Features, geometry: Geometry<G>, vmid: Vmid, root: Root) -> Result<Self, Error> {
         let fits = u32::from(vmid.raw()).checked_shr(features.vmid_bits).unwrap_or(0) == 0;
         if !primitive::check(fits) {
             return Err(Error::Vmid { vmid: vmid.raw(), bits: features.vmid_bits });
@@ -81,7 +83,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// The geometry of the tables.
-    pub fn geometry(&self) -> &Geometry {
+    pub fn geometry(&self) -> &Geometry<G> {
         &self.geometry
     }
 
@@ -135,22 +137,22 @@ impl<P: Platform> Stage2<P> {
 
     /// A name for a removal that begins.
     #[inline(always)]
-    pub(crate) fn removal_id<R: RemovalWatcher>(&self) -> RemovalId {
-        self.removal_count.next::<R, P>(self.root.pa, &self.platform)
+    pub(crate) fn removal_id<R: RemovalWatcher<G>>(&self) -> RemovalId {
+        self.removal_count.next::<R, P, G>(self.root.pa, &self.platform)
     }
 
     /// Gives the pages of dropped flushes to `tables`.
     #[inline]
-    pub(crate) fn give_deferred(&self, tables: &mut impl TableSource) {
+    pub(crate) fn give_deferred(&self, tables: &mut impl TableSource<G>) {
         self.deferred_free.give_to(tables, &self.platform, &self.features);
     }
 
-    pub(crate) fn tlb(&self) -> Tlb<'_, P> {
+    pub(crate) fn tlb(&self) -> Tlb<'_, P, G> {
         Tlb { platform: &self.platform, features: &self.features, geometry: &self.geometry, vttbr: self.vttbr }
     }
 
     #[inline(always)]
-    pub(crate) fn root(&self) -> Table<'_> {
+    pub(crate) fn root(&self) -> Table<'_, G> {
         // SAFETY: this tree owns the root, with this many entries, for as long as the tree lives.
         unsafe { Table::at(&self.platform, self.root.pa(), self.root_entries) }
     }
@@ -167,14 +169,14 @@ impl<P: Platform> Stage2<P> {
 
     /// The table that an entry of this tree leads to, or led to a moment ago.
     #[inline(always)]
-    pub(crate) fn table(&self, entry: Descriptor) -> Table<'_> {
+    pub(crate) fn table(&self, entry: Descriptor<G>) -> Table<'_, G> {
         // SAFETY: table entries are made from donated pages only.
-        unsafe { Table::at(&self.platform, entry.address(), self.geometry.granule().entries()) }
+        unsafe { Table::at(&self.platform, entry.address(), G::ENTRIES) }
     }
 
     /// The entries of a page that is not linked yet.
     #[inline(always)]
-    pub(crate) fn table_in(&self, page: &TablePage) -> Table<'_> {
+    pub(crate) fn table_in(&self, page: &TablePage<G>) -> Table<'_, G> {
         self.table(Descriptor::table(page.pa()))
     }
 
@@ -186,7 +188,7 @@ impl<P: Platform> Stage2<P> {
     }
 }
 
-impl<P: Platform> Drop for Stage2<P> {
+impl<P: Platform, G: Granule> Drop for Stage2<P, G> {
     fn drop(&mut self) {
         if self.is_live {
             self.platform.abandoned(self.root.pa());

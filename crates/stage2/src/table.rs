@@ -12,21 +12,24 @@
 //! between. That is as fast as the CPU's vector instructions, since memory is the limit (`twofold bench engine`:
 //! `limit_read`).
 
+use core::marker::PhantomData;
+
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::{Descriptor, Pa};
+use crate::{Descriptor, Granule, Pa};
 
 /// The entries of a table, or of all the concatenated tables of a root.
 #[derive(Clone, Copy)]
-pub(crate) struct Table<'a> {
+pub(crate) struct Table<'a, G: Granule> {
     pa: Pa,
     entries: &'a [Word],
+    granule: PhantomData<G>,
 }
 
 /// The entries of a 64-byte cache line. For the model checker, the entries of a table.
 pub(crate) const ROW: usize = if cfg!(loom) { 2 } else { 8 };
 
-impl<'a> Table<'a> {
+impl<'a, G: Granule> Table<'a, G> {
     /// The `entries` entries from `pa` on.
     ///
     /// # Safety
@@ -38,7 +41,8 @@ impl<'a> Table<'a> {
         // SAFETY: a table page is donated memory that is mapped while the platform lives, and aligned to 4 KiB. It is
         // accessed only atomically or by instructions, and any 64 bits are a valid `Word`. That also holds for a page
         // that was a table when it was looked up, and is none any more.
-        Self { pa, entries: unsafe { core::slice::from_raw_parts(pointer.as_ptr(), entries) } }
+        let entries = unsafe { core::slice::from_raw_parts(pointer.as_ptr(), entries) };
+        Self { pa, entries, granule: PhantomData }
     }
 
     #[inline(always)]
@@ -52,8 +56,8 @@ impl<'a> Table<'a> {
     }
 
     #[inline(always)]
-    pub(crate) fn entry(self, index: usize) -> Cell<'a> {
-        Cell(&self.entries[index])
+    pub(crate) fn entry(self, index: usize) -> Cell<'a, G> {
+        Cell(&self.entries[index], PhantomData)
     }
 
     /// The entries from `start` up to, but not including, `end`.
@@ -73,27 +77,29 @@ impl<'a> Table<'a> {
     ///
     /// The table is not linked yet, or it is locked and these entries are invalid. Relaxed.
     #[inline(always)]
-    pub(crate) fn fill(self, index: usize, count: usize, first: Descriptor, step: u64) {
+    pub(crate) fn fill(self, index: usize, count: usize, first: Descriptor<G>, step: u64) {
         let mut raw = first.raw();
         for cell in &self.entries[index..index + count] {
             cell.store(raw, Ordering::Relaxed);
-            raw = raw.wrapping_add(step);
+            // The loop over bare words is faster than one over descriptors.
+            raw =
+                if G::IS_PLAIN { raw.wrapping_add(step) } else { Descriptor::<G>::from_raw(raw).advanced(step).raw() };
         }
     }
 }
 
 /// One entry in memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Cell<'a>(&'a Word);
+pub(crate) struct Cell<'a, G: Granule>(&'a Word, PhantomData<G>);
 
-impl Cell<'_> {
+impl<G: Granule> Cell<'_, G> {
     /// W2: loads the entry for a lockless walk.
     ///
     /// Acquire: a CPU that finds a table sees the entries that were written before it was linked. A CPU that reads the
     /// new content of a reused page also sees the new sequence count (module `lockless_walk`).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn look(self) -> Descriptor {
+    pub(crate) fn look(self) -> Descriptor<G> {
         Descriptor::from_raw(self.0.load(Ordering::Acquire))
     }
 
@@ -101,7 +107,7 @@ impl Cell<'_> {
     /// recent value.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn read(self) -> Descriptor {
+    pub(crate) fn read(self) -> Descriptor<G> {
         Descriptor::from_raw(self.0.load(Ordering::Relaxed))
     }
 
@@ -111,7 +117,7 @@ impl Cell<'_> {
     /// in a reused page also sees the new sequence count (module `lockless_walk`).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn write(self, new: Descriptor) {
+    pub(crate) fn write(self, new: Descriptor<G>) {
         self.0.store(new.raw(), Ordering::Release);
     }
 
@@ -123,7 +129,7 @@ impl Cell<'_> {
     /// * a table that is not linked.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn set(self, new: Descriptor) {
+    pub(crate) fn set(self, new: Descriptor<G>) {
         self.0.store(new.raw(), Ordering::Relaxed);
     }
 
@@ -131,7 +137,7 @@ impl Cell<'_> {
     /// trace reports a store over an entry with DBM as a lost record.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn unrecorded(self, old: Descriptor) {
+    pub(crate) fn unrecorded(self, old: Descriptor<G>) {
         if old.is_hardware_tracked() {
             self.0.unrecorded();
         }
@@ -143,7 +149,7 @@ impl Cell<'_> {
     /// late walk is ordered by the last store with release: a read-modify-write continues its release sequence.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn exchange<P: Platform>(self, new: Descriptor, platform: &P) -> Descriptor {
+    pub(crate) fn exchange<P: Platform>(self, new: Descriptor<G>, platform: &P) -> Descriptor<G> {
         platform.on_atomic();
         Descriptor::from_raw(self.0.swap(new.raw(), Ordering::Relaxed))
     }
@@ -151,7 +157,7 @@ impl Cell<'_> {
     /// Clears `bits`, and returns the entry's last value.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn clear<P: Platform>(self, bits: u64, platform: &P) -> Descriptor {
+    pub(crate) fn clear<P: Platform>(self, bits: u64, platform: &P) -> Descriptor<G> {
         platform.on_atomic();
         Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::Relaxed))
     }
@@ -162,7 +168,7 @@ impl Cell<'_> {
     /// Its own barrier makes this change visible to its walks only if its walk here (W2) has acquired it.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn replace<P: Platform>(self, old: Descriptor, new: Descriptor, platform: &P) -> bool {
+    pub(crate) fn replace<P: Platform>(self, old: Descriptor<G>, new: Descriptor<G>, platform: &P) -> bool {
         platform.on_atomic();
         self.0.compare_exchange(old.raw(), new.raw(), Ordering::Release).is_ok()
     }
@@ -173,8 +179,8 @@ impl Cell<'_> {
     pub(crate) fn update<P: Platform>(
         self,
         platform: &P,
-        change: impl Fn(Descriptor) -> Descriptor,
-    ) -> (Descriptor, Descriptor) {
+        change: impl Fn(Descriptor<G>) -> Descriptor<G>,
+    ) -> (Descriptor<G>, Descriptor<G>) {
         let mut old = self.read();
         loop {
             let new = change(old);

@@ -26,21 +26,21 @@ use crate::lockless_walk::{Locked, Retry};
 use crate::platform::Platform;
 use crate::primitive;
 use crate::sequence::Snapshot;
-use crate::{Level, Pa, Stage2};
+use crate::{Granule, Level, Pa, Stage2};
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// U3 and U4, and U5 for the table itself: counts the unlink, and waits until no CPU is inside a table below.
     /// Returns the count before.
     ///
     /// The caller has locked the table and its parent (U1), and has broken the parent's entry (U2).
-    pub(crate) fn finish_unlink(&self, locked: Locked<'_, P>) -> Snapshot {
+    pub(crate) fn finish_unlink(&self, locked: Locked<'_, P, G>) -> Snapshot {
         let then = self.sequence.count(self.platform());
         self.wait_below(&locked);
         then
     }
 
     #[cfg_attr(feature = "checked", track_caller)]
-    fn wait_below(&self, locked: &Locked<'_, P>) {
+    fn wait_below(&self, locked: &Locked<'_, P, G>) {
         primitive::step!(());
         locked.tables_below().for_each(|(table, level)| drop(self.lock_quiet(table, level)));
     }
@@ -51,14 +51,14 @@ impl<P: Platform> Stage2<P> {
     /// could take for ever: before U3, other CPUs may always make more entries busy.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P>) -> Result<HeldBelow<'a, P>, Retry> {
+    pub(crate) fn hold_below<'a>(&'a self, above: &'a Locked<'a, P, G>) -> Result<HeldBelow<'a, P, G>, Retry> {
         let held = HeldBelow { above, count: 0, other_memory: above.has_other_memory() };
         // Most tables lead to pages, and have no table below.
         if above.counts.tables() == 0 { Ok(held) } else { self.hold_each(held) }
     }
 
     #[cfg_attr(feature = "checked", track_caller)]
-    fn hold_each<'a>(&'a self, mut held: HeldBelow<'a, P>) -> Result<HeldBelow<'a, P>, Retry> {
+    fn hold_each<'a>(&'a self, mut held: HeldBelow<'a, P, G>) -> Result<HeldBelow<'a, P, G>, Retry> {
         primitive::step!(Ok(held));
         let above = held.above;
         for (table, level) in above.tables_below() {
@@ -71,7 +71,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Locks a table below a locked one, and waits until none of its entries is busy.
-    fn lock_quiet(&self, table: Pa, level: Level) -> Locked<'_, P> {
+    fn lock_quiet(&self, table: Pa, level: Level) -> Locked<'_, P, G> {
         loop {
             if let Ok(locked) = self.lock_whatever(table, self.geometry().granule().entries(), level).quiet() {
                 return locked;
@@ -87,21 +87,21 @@ impl<P: Platform> Stage2<P> {
 /// The locks of the first `count` tables below `above`. They are released before the lock of `above`, since the entries
 /// of `above` lead to them.
 #[must_use = "dropped at once, it holds no lock"]
-pub(crate) struct HeldBelow<'a, P: Platform> {
-    above: &'a Locked<'a, P>,
+pub(crate) struct HeldBelow<'a, P: Platform, G: Granule> {
+    above: &'a Locked<'a, P, G>,
     count: usize,
     /// Whether any of them, or `above`, may hold leaves that are not normal memory.
     pub(crate) other_memory: bool,
 }
 
-impl<P: Platform> HeldBelow<'_, P> {
+impl<P: Platform, G: Granule> HeldBelow<'_, P, G> {
     fn release(&self) {
         let tables = (0..self.count).zip(self.above.tables_below());
         tables.for_each(|(_, (table, level))| drop(self.above.stage2.still_locked(table, level)));
     }
 }
 
-impl<P: Platform> Drop for HeldBelow<'_, P> {
+impl<P: Platform, G: Granule> Drop for HeldBelow<'_, P, G> {
     #[inline(always)]
     fn drop(&mut self) {
         if self.count > 0 {
@@ -110,7 +110,7 @@ impl<P: Platform> Drop for HeldBelow<'_, P> {
     }
 }
 
-impl<P: Platform> Locked<'_, P> {
+impl<P: Platform, G: Granule> Locked<'_, P, G> {
     /// The tables that this table's entries lead to, with their level.
     fn tables_below(&self) -> impl Iterator<Item = (Pa, Level)> {
         let entries = (0..self.table.len()).map(|index| self.entry(index));

@@ -15,6 +15,7 @@
 //! A change that grants access is invalidated on this CPU only. An old entry on another CPU causes at most one more
 //! fault, whose handler invalidates there.
 
+use crate::granule::Format;
 use crate::platform::{Domain, Platform, Tlbi};
 use crate::primitive;
 use crate::{Features, Geometry, Granule, Ipa, IpaRange, Level};
@@ -123,10 +124,10 @@ impl Span {
 }
 
 /// TLB maintenance for one guest's tables.
-pub(crate) struct Tlb<'a, P: Platform> {
+pub(crate) struct Tlb<'a, P: Platform, G: Granule> {
     pub(crate) platform: &'a P,
     pub(crate) features: &'a Features,
-    pub(crate) geometry: &'a Geometry,
+    pub(crate) geometry: &'a Geometry<G>,
     /// The guest's `VTTBR_EL2`.
     pub(crate) vttbr: u64,
 }
@@ -138,7 +139,7 @@ const MOST_SINGLES: u64 = 64;
 /// covers.
 const MOST_RANGED_PAGES: u64 = 32 << 16;
 
-impl<P: Platform> Tlb<'_, P> {
+impl<P: Platform, G: Granule> Tlb<'_, P, G> {
     /// Invalidates the entries of `scope` on all CPUs, by address, or by VMID if that is less work.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn invalidate(&self, scope: &Scope) {
@@ -206,7 +207,7 @@ impl<P: Platform> Tlb<'_, P> {
         self.as_current_vmid(|| {
             let p = self.platform;
             primitive::dsb(p, Domain::NshSt);
-            primitive::tlbi(p, Tlbi::Ipas2E1, single_operand(ipa, self.hint(level)));
+            primitive::tlbi(p, Tlbi::Ipas2E1, single_operand(ipa, self.hint(level), G::default()));
             primitive::dsb(p, Domain::Nsh);
             primitive::tlbi(p, Tlbi::VmallE1, 0);
             primitive::dsb(p, Domain::Nsh);
@@ -238,12 +239,12 @@ impl<P: Platform> Tlb<'_, P> {
 
     fn single(&self, ipa: Ipa, level: Option<Level>, tables: bool) {
         let operation = if tables { Tlbi::Ipas2E1Is } else { Tlbi::Ipas2Le1Is };
-        primitive::tlbi(self.platform, operation, single_operand(ipa, self.hint(level)));
+        primitive::tlbi(self.platform, operation, single_operand(ipa, self.hint(level), G::default()));
     }
 
-    /// The level hint that may be given: FEAT_TTL has none for level 0 with the 4 KiB granule.
+    /// The level hint that may be given: FEAT_TTL has one for level 0 only with FEAT_LPA2.
     fn hint(&self, level: Option<Level>) -> Option<Level> {
-        level.filter(|level| self.features.tlbi_level_hint && *level != Level::L0)
+        level.filter(|level| self.features.tlbi_level_hint && *level >= G::LARGEST.min(Level::L1))
     }
 
     /// Runs `body` with this guest's VMID in `VTTBR_EL2`, since a TLBI applies to the VMID there. Then restores the
@@ -263,28 +264,45 @@ impl<P: Platform> Tlb<'_, P> {
 
 /// The operand of a TLBI by IPA (`TLBI IPAS2E1IS`; Arm ARM DDI 0487K.a, C5.5).
 ///
-/// IPA\[47:12\] is in bits 35 to 0, for any granule. With a level hint, TTL is in bits 47 to 44: 0b01 for the 4 KiB
-/// granule, then the level.
-pub const fn single_operand(ipa: Ipa, hint: Option<Level>) -> u64 {
+/// IPA\[47:12\] is in bits 35 to 0, for any granule, and IPA\[51:48\] in bits 39 to 36. With a level hint, TTL is in bits 47
+/// to 44: the granule (0b01 for 4 KiB, 0b10 for 16 KiB, 0b11 for 64 KiB), then the level.
+pub const fn single_operand<G: Granule>(ipa: Ipa, hint: Option<Level>, granule: G) -> u64 {
+    let _ = granule;
     let ttl = match hint {
-        Some(level) => 0b0100 | level.raw() as u64,
+        Some(level) => tg::<G>() << 2 | level.raw() as u64,
         None => 0,
     };
-    ttl << 44 | (ipa.raw() >> 12) & 0xf_ffff_ffff
+    let most = if matches!(G::FORMAT, Format::Bits48) { 0xf_ffff_ffff } else { 0xff_ffff_ffff };
+    ttl << 44 | (ipa.raw() >> 12) & most
 }
 
 /// The operand of a TLBI by range (`TLBI RIPAS2E1IS`; Arm ARM DDI 0487K.a, C5.5), for `(num + 1) << (5 * scale + 1)`
 /// pages from `start`.
 ///
 /// BaseADDR, in units of the granule, is in bits 36 to 0; TTL in 38 to 37; NUM in 43 to 39; SCALE in 45 to 44; TG in 47
-/// to 46.
-pub const fn range_operand(start: Ipa, scale: u32, num: u32, hint: Option<Level>, granule: Granule) -> u64 {
-    const TG_4K: u64 = 0b01;
+/// to 46. With FEAT_LPA2 the unit is 64 KiB, so `start` is aligned to that.
+pub const fn range_operand<G: Granule>(start: Ipa, scale: u32, num: u32, hint: Option<Level>, granule: G) -> u64 {
+    let _ = granule;
     let ttl = match hint {
         Some(level) => level.raw() as u64,
         None => 0,
     };
-    TG_4K << 46 | (scale as u64) << 44 | (num as u64) << 39 | ttl << 37 | (start.raw() >> granule.shift())
+    let base = start.raw() >> base_shift::<G>();
+    tg::<G>() << 46 | (scale as u64) << 44 | (num as u64) << 39 | ttl << 37 | base
+}
+
+/// The granule in TG, and in the upper half of TTL.
+const fn tg<G: Granule>() -> u64 {
+    match G::SHIFT {
+        12 => 0b01,
+        14 => 0b10,
+        _ => 0b11,
+    }
+}
+
+/// log2 of the unit of BaseADDR.
+const fn base_shift<G: Granule>() -> u32 {
+    if matches!(G::FORMAT, Format::Lpa2) { 16 } else { G::SHIFT }
 }
 
 /// One TLBI of a range.
@@ -294,15 +312,16 @@ enum Part {
     Range { start: Ipa, scale: u32, num: u32 },
 }
 
-/// Cuts `pages` from `start` into operands, the largest scale first. A single page that is left gets its own operand.
-fn range_parts(start: Ipa, pages: u64, granule: Granule) -> impl Iterator<Item = Part> {
+/// Cuts `pages` from `start` into operands, the largest scale first. A single page that is left gets its own operand. With
+/// FEAT_LPA2, so does each page before the first multiple of 64 KiB.
+fn range_parts<G: Granule>(start: Ipa, pages: u64, granule: G) -> impl Iterator<Item = Part> {
     let (mut at, mut left) = (start, pages);
     core::iter::from_fn(move || {
         let part_pages;
         let part;
         if left == 0 {
             return None;
-        } else if left == 1 {
+        } else if left == 1 || !at.is_aligned(1 << base_shift::<G>()) {
             (part, part_pages) = (Part::Single(at), 1);
         } else {
             let scale = ((left.ilog2() - 1) / 5).min(3);
@@ -321,6 +340,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{Kib4, Kib4Lpa2, Kib16, Kib16Lpa2, Kib64};
 
     fn span(start: u64, end: u64) -> IpaRange {
         Ipa::new(start << 12)..Ipa::new(end << 12)
@@ -373,8 +393,8 @@ mod tests {
         #[test]
         fn a_single_operand_holds_ipa_and_hint(page in 0u64..1 << 36, level in 1u8..=3) {
             let ipa = Ipa::new(page << 12);
-            prop_assert_eq!(single_operand(ipa, None), page);
-            let hinted = single_operand(ipa, Level::new(level));
+            prop_assert_eq!(single_operand(ipa, None, Kib4), page);
+            let hinted = single_operand(ipa, Level::new(level), Kib4);
             prop_assert_eq!(hinted & ((1 << 36) - 1), page);
             prop_assert_eq!(hinted >> 44, 0b0100 | u64::from(level));
             prop_assert_eq!(hinted >> 36 & 0xff, 0);
@@ -383,11 +403,11 @@ mod tests {
         #[test]
         fn range_parts_cover_each_page_once(start in 0u64..1 << 30, pages in 1u64..=MOST_RANGED_PAGES) {
             let mut next = start << 12;
-            for part in range_parts(Ipa::new(start << 12), pages, Granule::KIB_4) {
+            for part in range_parts(Ipa::new(start << 12), pages, Kib4) {
                 let (base, count) = match part {
                     Part::Single(ipa) => (ipa.raw(), 1),
                     Part::Range { start, scale, num } => {
-                        decode_range(range_operand(start, scale, num, None, Granule::KIB_4))
+                        decode_range(range_operand(start, scale, num, None, Kib4))
                     }
                 };
                 prop_assert_eq!(base, next);
@@ -398,7 +418,7 @@ mod tests {
 
         #[test]
         fn a_range_takes_few_operands(pages in 1u64..=MOST_RANGED_PAGES) {
-            prop_assert!(range_parts(Ipa::new(0), pages, Granule::KIB_4).count() <= 5);
+            prop_assert!(range_parts(Ipa::new(0), pages, Kib4).count() <= 5);
         }
     }
 
@@ -406,7 +426,7 @@ mod tests {
     #[test]
     fn more_pages_than_one_operand_covers_take_two() {
         let start = Ipa::new(1 << 40);
-        let parts = range_parts(start, MOST_RANGED_PAGES + (1 << 16), Granule::KIB_4);
+        let parts = range_parts(start, MOST_RANGED_PAGES + (1 << 16), Kib4);
         let second = start + (MOST_RANGED_PAGES << 12);
         assert!(parts.eq([Part::Range { start, scale: 3, num: 31 }, Part::Range { start: second, scale: 3, num: 0 }]));
     }
@@ -437,15 +457,57 @@ mod tests {
         }
     }
 
+    /// Arm ARM DDI 0487K.a, C5.5: TTL and TG name the granule. With FEAT_LPA2 BaseADDR is in units of 64 KiB.
+    #[test]
+    fn operands_of_every_granule() {
+        let at = Ipa::new(0x000e_4567_8000_0000);
+        assert_eq!(single_operand(at, Some(Level::L3), Kib64), 0xf0e4_5678_0000);
+        assert_eq!(single_operand(at, Some(Level::L2), Kib16Lpa2), 0xa0e4_5678_0000);
+        assert_eq!(single_operand(at, Some(Level::L0), Kib4Lpa2), 0x40e4_5678_0000);
+        assert_eq!(single_operand(Ipa::new(0x4000_4000), Some(Level::L3), Kib16), 0xb000_0004_0004);
+        assert_eq!(range_operand(Ipa::new(0x4000_4000), 1, 7, Some(Level::L3), Kib16), 0x93e0_0001_0001);
+        assert_eq!(range_operand(Ipa::new(0x4001_0000), 0, 0, None, Kib64), 0xc000_0000_4001);
+        assert_eq!(range_operand(Ipa::new(0x4001_0000), 0, 0, None, Kib16Lpa2), 0x8000_0000_4001);
+        assert_eq!(range_operand(Ipa::new(0x4001_0000), 0, 0, None, Kib4Lpa2), 0x4000_0000_4001);
+    }
+
+    /// With FEAT_LPA2, the pages before the first multiple of 64 KiB get operands of their own.
+    #[test]
+    fn a_range_with_lpa2_starts_at_64_kib() {
+        let parts = |start: u64, pages| range_parts(Ipa::new(start), pages, Kib16Lpa2).collect::<Vec<_>>();
+        let single = |at: u64| Part::Single(Ipa::new(at));
+        let range = |start: u64, scale, num| Part::Range { start: Ipa::new(start), scale, num };
+        assert_eq!(parts(0x1_8000, 7), [single(0x1_8000), single(0x1_c000), range(0x2_0000, 0, 1), single(0x3_0000)]);
+        assert_eq!(parts(0x1_8000, 2), [single(0x1_8000), single(0x1_c000)]);
+        assert_eq!(parts(0x2_0000, 67), [range(0x2_0000, 1, 0), range(0x12_0000, 0, 0), single(0x12_8000)]);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_cover_each_page_once_with_lpa2(start in 0u64..1 << 30, pages in 1u64..=MOST_RANGED_PAGES) {
+            let mut next = start << 12;
+            for part in range_parts(Ipa::new(start << 12), pages, Kib4Lpa2) {
+                let (base, count) = match part {
+                    Part::Single(ipa) => (ipa.raw(), 1),
+                    Part::Range { start, scale, num } => (start.raw(), u64::from(num + 1) << (5 * scale + 1)),
+                };
+                prop_assert_eq!(base, next);
+                prop_assert!(count == 1 || base.is_multiple_of(64 << 10), "{:#x}", base);
+                next = base + (count << 12);
+            }
+            prop_assert_eq!(next, (start + pages) << 12);
+        }
+    }
+
     #[test]
     fn operands_spelled_out() {
-        assert_eq!(single_operand(Ipa::new(0x4020_1000), None), 0x4_0201);
-        assert_eq!(single_operand(Ipa::new(0x4020_0000), Some(Level::L2)), 0x0000_6000_0004_0200);
-        assert_eq!(single_operand(Ipa::new(0x4020_1000), Some(Level::L3)), 0x0000_7000_0004_0201);
+        assert_eq!(single_operand(Ipa::new(0x4020_1000), None, Kib4), 0x4_0201);
+        assert_eq!(single_operand(Ipa::new(0x4020_0000), Some(Level::L2), Kib4), 0x0000_6000_0004_0200);
+        assert_eq!(single_operand(Ipa::new(0x4020_1000), Some(Level::L3), Kib4), 0x0000_7000_0004_0201);
         // Bits above the 48 of an IPA do not belong to the page.
-        assert_eq!(single_operand(Ipa::new(0xffff_0000_4020_1000), None), 0x4_0201);
+        assert_eq!(single_operand(Ipa::new(0xffff_0000_4020_1000), None, Kib4), 0x4_0201);
         // 512 pages from 0x40000000: scale 1, num 7, level 3.
-        let operand = range_operand(Ipa::new(0x4000_0000), 1, 7, Some(Level::L3), Granule::KIB_4);
+        let operand = range_operand(Ipa::new(0x4000_0000), 1, 7, Some(Level::L3), Kib4);
         assert_eq!(operand, 1 << 46 | 1 << 44 | 7 << 39 | 3 << 37 | 0x4_0000);
         assert_eq!(decode_range(operand), (0x4000_0000, 512));
     }

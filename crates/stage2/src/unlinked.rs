@@ -14,7 +14,7 @@ use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Ordering};
 use crate::removal::{Broken, RemovalId, RemovalWatcher};
 use crate::table::Table;
-use crate::{Descriptor, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
+use crate::{Descriptor, Granule, Ipa, Leaf, Level, Pa, Stage2, TablePage, TableSource, cache, frame};
 
 /// A chain of unlinked tables.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ impl Chain {
     }
 
     /// Adds a table. Its counts and link word are free for the chain: only the lock in its metadata is still used.
-    pub(crate) fn push<P: Platform>(&mut self, link: UnlinkedTable, stage2: &Stage2<P>) {
+    pub(crate) fn push<P: Platform, G: Granule>(&mut self, link: UnlinkedTable, stage2: &Stage2<P, G>) {
         let next = self.first.replace(link);
         let metadata = stage2.platform().metadata(link.table);
         // Address and level of the next table. Level 0 means that there is none: no unlinked table is of level 0.
@@ -46,14 +46,14 @@ impl Chain {
     }
 
     /// Adds the tables of another chain.
-    pub(crate) fn join<P: Platform>(&mut self, other: Self, stage2: &Stage2<P>) {
+    pub(crate) fn join<P: Platform, G: Granule>(&mut self, other: Self, stage2: &Stage2<P, G>) {
         for link in other.links(stage2) {
             self.push(link, stage2);
         }
     }
 
     /// All tables. Each table's metadata is read before the table is returned, since the caller may free it.
-    fn links<P: Platform>(self, stage2: &Stage2<P>) -> impl Iterator<Item = UnlinkedTable> {
+    fn links<P: Platform, G: Granule>(self, stage2: &Stage2<P, G>) -> impl Iterator<Item = UnlinkedTable> {
         let mut next = self.first;
         core::iter::from_fn(move || {
             let this = next?;
@@ -70,10 +70,10 @@ impl Chain {
 
     /// Reports each leaf in the tables to `removed`, cleans the memory that has to be cleaned, and gives the pages
     /// back. Returns how many. The flush must be complete.
-    pub(crate) fn free<P: Platform, R: RemovalWatcher>(
+    pub(crate) fn free<P: Platform, G: Granule, R: RemovalWatcher<G>>(
         self,
-        stage2: &Stage2<P>,
-        tables: &mut impl TableSource,
+        stage2: &Stage2<P, G>,
+        tables: &mut impl TableSource<G>,
         removed: &mut R,
         removal: RemovalId,
     ) -> u64 {
@@ -105,15 +105,15 @@ pub(crate) enum Look {
     },
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Frees an unlinked table, and all tables below it. Calls `leaf` with each leaf of the tables that `look` selects.
     /// Returns the number of tables.
     pub(crate) fn free_tree(
         &self,
         link: UnlinkedTable,
         look: Look,
-        tables: &mut impl TableSource,
-        leaf: &mut impl FnMut(Leaf),
+        tables: &mut impl TableSource<G>,
+        leaf: &mut impl FnMut(Leaf<G>),
     ) -> u64 {
         let mut freed = 0;
         let level = link.level;
@@ -139,8 +139,8 @@ impl<P: Platform> Stage2<P> {
         &self,
         UnlinkedTable { table: pa, level, ipa }: UnlinkedTable,
         look: Look,
-        tables: &mut impl TableSource,
-        leaf: &mut impl FnMut(Leaf),
+        tables: &mut impl TableSource<G>,
+        leaf: &mut impl FnMut(Leaf<G>),
     ) -> u64 {
         let wanted = match look {
             Look::Nowhere => false,
@@ -162,7 +162,7 @@ impl<P: Platform> Stage2<P> {
 
     /// Calls `leaf` with each leaf of a table whose content is final.
     #[inline(always)]
-    fn report_leaves(&self, table: Table<'_>, level: Level, ipa: Ipa, leaf: &mut impl FnMut(Leaf)) {
+    fn report_leaves(&self, table: Table<'_, G>, level: Level, ipa: Ipa, leaf: &mut impl FnMut(Leaf<G>)) {
         let span = self.geometry().granule().span(level);
         let mut ipa = ipa;
         for row in table.rows() {
@@ -179,7 +179,7 @@ impl<P: Platform> Stage2<P> {
 
     /// Cleans the memory of leaves whose type differs from `block`'s, in a table that the block replaces and in the
     /// tables below it. To be called after the flush that ends the guest's access by those leaves.
-    pub(crate) fn clean_others(&self, table: Table<'_>, level: Level, block: Descriptor) {
+    pub(crate) fn clean_others(&self, table: Table<'_, G>, level: Level, block: Descriptor<G>) {
         for index in 0..table.len() {
             let entry = table.entry(index).read();
             if let Some(below) = level.below().filter(|_| entry.is_table(level)) {
@@ -190,7 +190,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Cleans and invalidates the memory of the leaves of a table that are `wanted`.
-    fn clean_leaves(&self, table: Table<'_>, level: Level, wanted: impl Fn(Descriptor) -> bool) {
+    fn clean_leaves(&self, table: Table<'_, G>, level: Level, wanted: impl Fn(Descriptor<G>) -> bool) {
         let span = self.geometry().granule().span(level);
         let mut cleaned = false;
         for row in table.rows() {
@@ -207,7 +207,7 @@ impl<P: Platform> Stage2<P> {
     }
 
     /// Cleans the memory of a leaf that was removed alone, if it needs that, and then reports the leaf.
-    pub(crate) fn report_removed<R: RemovalWatcher>(&self, leaf: Leaf, removed: &mut R, removal: RemovalId) {
+    pub(crate) fn report_removed<R: RemovalWatcher<G>>(&self, leaf: Leaf<G>, removed: &mut R, removal: RemovalId) {
         if leaf.descriptor.leaves_lines(self.features()) {
             let size = self.geometry().granule().span(leaf.level);
             cache::clean_lines(self.platform(), self.features(), leaf.descriptor.address(), size);

@@ -22,9 +22,9 @@ use crate::sequence::Snapshot;
 use crate::table::Table;
 use crate::tlb::{Changed, Scope, Span};
 use crate::unlinked::{Chain, UnlinkedTable};
-use crate::{Descriptor, Error, Freed, Ipa, IpaRange, Leaf, Level, Pending, Root, Stage2, TableSource};
+use crate::{Descriptor, Error, Freed, Granule, Ipa, IpaRange, Leaf, Level, Pending, Root, Stage2, TableSource};
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Unmaps `range`, and reports each removed leaf to `removed`. Blocks that reach beyond the range are split first.
     ///
     /// # Errors
@@ -32,24 +32,24 @@ impl<P: Platform> Stage2<P> {
     /// As [`Grant::map`](crate::Grant::map), if a block that reaches beyond the range cannot be split. Nothing was
     /// unmapped then, unless another CPU coalesced a block across an end of the range during the call.
     #[inline(always)] // returning the result through memory would stall on store forwarding
-    pub fn unmap<R: RemovalWatcher>(
+    pub fn unmap<R: RemovalWatcher<G>>(
         &self,
         range: IpaRange,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
         removed: R,
-    ) -> Result<Pending<'_, P, R>, Error> {
+    ) -> Result<Pending<'_, P, R, G>, Error> {
         self.unmap_and::<R, false>(range, tables, removed)
     }
 
     /// [`unmap`](Self::unmap). With `LOCKS_EMPTY`, takes the lock of each table in which an entry of the range is, even
     /// where the entry is empty (T3 in module `withdraw`).
     #[inline(always)]
-    pub(crate) fn unmap_and<R: RemovalWatcher, const LOCKS_EMPTY: bool>(
+    pub(crate) fn unmap_and<R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>(
         &self,
         range: IpaRange,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
         mut removed: R,
-    ) -> Result<Pending<'_, P, R>, Error> {
+    ) -> Result<Pending<'_, P, R, G>, Error> {
         if let Ok(removal) = self.unmap_page(&range, &mut removed) {
             let changed = Changed::leaves_of(range, Level::L3);
             return Ok(Pending::with_tables(self, changed, Chain::default(), removed, removal));
@@ -59,7 +59,7 @@ impl<P: Platform> Stage2<P> {
 
     /// The fast path: one page of a table that keeps other entries.
     #[inline(always)]
-    fn unmap_page<R: RemovalWatcher>(&self, range: &IpaRange, removed: &mut R) -> Result<RemovalId, Retry> {
+    fn unmap_page<R: RemovalWatcher<G>>(&self, range: &IpaRange, removed: &mut R) -> Result<RemovalId, Retry> {
         let (ipa, page) = (range.start, self.geometry().granule().size());
         let is_page = range.end.raw() == ipa.raw().wrapping_add(page) && ipa.is_aligned(page);
         if !is_page || ipa >= self.geometry().end() || self.leaves_lines() {
@@ -86,13 +86,13 @@ impl<P: Platform> Stage2<P> {
     }
 
     #[inline(never)]
-    fn unmap_slowly<R: RemovalWatcher, const LOCKS_EMPTY: bool>(
+    fn unmap_slowly<R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>(
         &self,
         range: IpaRange,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
         removed: R,
-    ) -> Result<Pending<'_, P, R>, Error> {
-        let mut unmap = Unmap::<P, R, LOCKS_EMPTY>::new(self, range, removed);
+    ) -> Result<Pending<'_, P, R, G>, Error> {
+        let mut unmap = Unmap::<P, G, R, LOCKS_EMPTY>::new(self, range, removed);
         while core::mem::take(&mut unmap.beyond) {
             if let Err(error) = self.split_ends(&unmap.range, tables) {
                 unmap.pending().complete().free(tables);
@@ -108,9 +108,9 @@ impl<P: Platform> Stage2<P> {
     ///
     /// No TLB entry of the VMID is left, so another guest may get it. *The caller* has stopped the guest on all CPUs,
     /// and has loaded another `VTTBR_EL2` on each: this guest's value names the root.
-    pub fn destroy(self, tables: &mut impl TableSource, removed: impl RemovalWatcher) -> (Root, Freed) {
+    pub fn destroy(self, tables: &mut impl TableSource<G>, removed: impl RemovalWatcher<G>) -> (Root, Freed) {
         // No block reaches beyond the whole IPA space, so one round is enough.
-        let mut unmap = Unmap::<P, _, false>::new(&self, Ipa::new(0)..self.geometry().end(), removed);
+        let mut unmap = Unmap::<P, G, _, false>::new(&self, Ipa::new(0)..self.geometry().end(), removed);
         unmap.go_through();
         let mut pending = unmap.pending();
         pending.flush_all();
@@ -124,8 +124,8 @@ impl<P: Platform> Stage2<P> {
 const BATCH: usize = 64;
 
 /// `LOCKS_EMPTY`: empty entries are read under their table's lock too.
-struct Unmap<'a, P: Platform, R, const LOCKS_EMPTY: bool> {
-    stage2: &'a Stage2<P>,
+struct Unmap<'a, P: Platform, G: Granule, R, const LOCKS_EMPTY: bool> {
+    stage2: &'a Stage2<P, G>,
     range: IpaRange,
     changed: Changed,
     unlinked: Chain,
@@ -135,8 +135,8 @@ struct Unmap<'a, P: Platform, R, const LOCKS_EMPTY: bool> {
     beyond: bool,
 }
 
-impl<'a, P: Platform, R: RemovalWatcher, const LOCKS_EMPTY: bool> Unmap<'a, P, R, LOCKS_EMPTY> {
-    fn new(stage2: &'a Stage2<P>, range: IpaRange, removed: R) -> Self {
+impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool> Unmap<'a, P, G, R, LOCKS_EMPTY> {
+    fn new(stage2: &'a Stage2<P, G>, range: IpaRange, removed: R) -> Self {
         let (changed, unlinked, removal) = (Changed::default(), Chain::default(), stage2.removal_id::<R>());
         Self { stage2, range, changed, unlinked, removed, removal, beyond: true }
     }
@@ -151,14 +151,14 @@ impl<'a, P: Platform, R: RemovalWatcher, const LOCKS_EMPTY: bool> Unmap<'a, P, R
         }
     }
 
-    fn pending(self) -> Pending<'a, P, R> {
+    fn pending(self) -> Pending<'a, P, R, G> {
         Pending::with_tables(self.stage2, self.changed, self.unlinked, self.removed, self.removal)
     }
 
     /// Unmaps the part of a table from `at` to `end`.
     fn table(
         &mut self,
-        table: Table<'_>,
+        table: Table<'_, G>,
         level: Level,
         then: &mut Snapshot,
         at: &mut Ipa,
@@ -206,7 +206,7 @@ impl<'a, P: Platform, R: RemovalWatcher, const LOCKS_EMPTY: bool> Unmap<'a, P, R
     /// entries left. `part` is the unmapped part of what the table maps.
     fn unlink(
         &mut self,
-        (table, level, index): (Table<'_>, Level, usize),
+        (table, level, index): (Table<'_, G>, Level, usize),
         here: Ipa,
         part: &IpaRange,
         if_empty: bool,
@@ -252,7 +252,7 @@ impl<'a, P: Platform, R: RemovalWatcher, const LOCKS_EMPTY: bool> Unmap<'a, P, R
     /// Breaks the leaves from `index` on, up to the next table, the end of this table, or `end`.
     fn leaves(
         &mut self,
-        (table, level, index): (Table<'_>, Level, usize),
+        (table, level, index): (Table<'_, G>, Level, usize),
         then: Snapshot,
         at: &mut Ipa,
         end: Ipa,
@@ -273,7 +273,7 @@ impl<'a, P: Platform, R: RemovalWatcher, const LOCKS_EMPTY: bool> Unmap<'a, P, R
     }
 
     /// Breaks leaves that need not be reported or cleaned. Returns the index where it ended.
-    fn take_quietly(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
+    fn take_quietly(&mut self, mut locked: Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) -> usize {
         let mut span = Span::default();
         for index in indexes.clone() {
             let entry = locked.entry(index);
@@ -313,14 +313,14 @@ impl<'a, P: Platform, R: RemovalWatcher, const LOCKS_EMPTY: bool> Unmap<'a, P, R
         }
     }
 
-    fn taken(&mut self, locked: &Locked<'_, P>, span: Span, first: Ipa, done: usize) -> usize {
+    fn taken(&mut self, locked: &Locked<'_, P, G>, span: Span, first: Ipa, done: usize) -> usize {
         let shift = self.stage2.geometry().granule().span_shift(locked.level);
         self.changed.leaves(span.addresses(first, shift), locked.level);
         done
     }
 
     /// Breaks at most [`BATCH`] leaves and reports them. Returns the index where it ended.
-    fn take_reported(&mut self, mut locked: Locked<'_, P>, indexes: Range<usize>, first: Ipa) -> usize {
+    fn take_reported(&mut self, mut locked: Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) -> usize {
         let (stage2, level, cleans) = (self.stage2, locked.level, locked.leaves_lines());
         let mut old = [Descriptor::INVALID; BATCH];
         let mut span = Span::default();

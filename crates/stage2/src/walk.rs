@@ -21,10 +21,10 @@ use crate::lockless_walk::Retry;
 use crate::platform::Platform;
 use crate::sequence::Snapshot;
 use crate::table::Table;
-use crate::{Descriptor, Error, Ipa, IpaRange, Level, Levels, Stage2};
+use crate::{Descriptor, Error, Granule, Ipa, IpaRange, Kib4, Level, Levels, Stage2};
 
 /// The callbacks of a walk.
-pub trait Visitor {
+pub trait Visitor<G: Granule = Kib4> {
     /// Whether [`leaf`](Self::leaf) is called, for each entry that is no table, valid or not.
     const LEAF: bool = true;
     /// Whether [`table_before`](Self::table_before) is called.
@@ -37,13 +37,13 @@ pub trait Visitor {
     type Error;
 
     /// Visits a leaf or an invalid entry.
-    fn leaf(&mut self, entry: &Entry) -> Result<(), Self::Error> {
+    fn leaf(&mut self, entry: &Entry<G>) -> Result<(), Self::Error> {
         let _ = entry;
         Ok(())
     }
 
     /// Visits a table, before its entries.
-    fn table_before(&mut self, entry: &Entry) -> Result<(), Self::Error> {
+    fn table_before(&mut self, entry: &Entry<G>) -> Result<(), Self::Error> {
         let _ = entry;
         Ok(())
     }
@@ -51,13 +51,13 @@ pub trait Visitor {
     /// Whether the walk skips this table, as if its level were in [`SKIP`](Self::SKIP). Called after
     /// [`table_before`](Self::table_before), with the entry as it is then.
     #[inline(always)]
-    fn passes_over(&self, entry: &Entry) -> bool {
+    fn passes_over(&self, entry: &Entry<G>) -> bool {
         let _ = entry;
         false
     }
 
     /// Visits a table, after its entries.
-    fn table_after(&mut self, entry: &Entry) -> Result<(), Self::Error> {
+    fn table_after(&mut self, entry: &Entry<G>) -> Result<(), Self::Error> {
         let _ = entry;
         Ok(())
     }
@@ -65,9 +65,9 @@ pub trait Visitor {
 
 /// An entry that a visitor sees.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct Entry<G: Granule = Kib4> {
     /// The entry's value when it was read.
-    pub descriptor: Descriptor,
+    pub descriptor: Descriptor<G>,
     /// The first address that the entry covers, even if the range starts after it.
     pub ipa: Ipa,
     /// The level of the entry's table.
@@ -76,20 +76,20 @@ pub struct Entry {
     pub span: u64,
 }
 
-impl Entry {
+impl<G: Granule> Entry<G> {
     /// The addresses that the entry covers.
     pub fn range(&self) -> IpaRange {
         self.ipa..self.ipa + self.span
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Walks over `range`. The visitor sees entries by ascending address, and may call any operation of the tree.
     ///
     /// # Errors
     ///
     /// `range` is not whole pages inside the IPA space, or the visitor returned an error.
-    pub fn walk<V: Visitor>(&self, range: IpaRange, visitor: &mut V) -> Result<(), V::Error>
+    pub fn walk<V: Visitor<G>>(&self, range: IpaRange, visitor: &mut V) -> Result<(), V::Error>
     where
         V::Error: From<Error>,
     {
@@ -124,26 +124,26 @@ impl<E> From<Retry> for Stop<E> {
 }
 
 #[derive(Clone, Copy)]
-struct Visited {
+struct Visited<G: Granule> {
     ipa: Ipa,
     /// Whether the entry led to a table, when it was visited or entered.
     table: bool,
-    entered: Option<Descriptor>,
+    entered: Option<Descriptor<G>>,
 }
 
-struct Walk<'a, 'v, P: Platform, V> {
-    stage2: &'a Stage2<P>,
+struct Walk<'a, 'v, P: Platform, G: Granule, V> {
+    stage2: &'a Stage2<P, G>,
     visitor: &'v mut V,
     at: Ipa,
     end: Ipa,
     /// For each level, the entry that the walk has visited and not left yet: its address, whether it led to a table,
     /// and the table that was entered there.
-    visited: [Option<Visited>; 4],
+    visited: [Option<Visited<G>>; 4],
 }
 
-impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
+impl<P: Platform, G: Granule, V: Visitor<G>> Walk<'_, '_, P, G, V> {
     /// Walks the part of a table from `at` to `end`.
-    fn table(&mut self, table: Table<'_>, level: Level, then: Snapshot) -> Result<(), Stop<V::Error>> {
+    fn table(&mut self, table: Table<'_, G>, level: Level, then: Snapshot) -> Result<(), Stop<V::Error>> {
         let mut index = self.stage2.geometry().index(self.at, level);
         while index < table.len() && self.at < self.end {
             self.entry(table, index, level, then)?;
@@ -153,7 +153,7 @@ impl<P: Platform, V: Visitor> Walk<'_, '_, P, V> {
     }
 
     #[inline]
-    fn entry(&mut self, table: Table<'_>, index: usize, level: Level, then: Snapshot) -> Result<(), Stop<V::Error>> {
+    fn entry(&mut self, table: Table<'_, G>, index: usize, level: Level, then: Snapshot) -> Result<(), Stop<V::Error>> {
         let (stage2, number) = (self.stage2, usize::from(level.raw()));
         let span = stage2.geometry().granule().span(level);
         let ipa = self.at.align_down(span);

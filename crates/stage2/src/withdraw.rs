@@ -63,7 +63,7 @@ use crate::removal::RemovalWatcher;
 use crate::sequence::Snapshot;
 use crate::tlb::Changed;
 use crate::unlinked::Chain;
-use crate::{Error, Freed, Ipa, Lent, Pending, Run, Stage2, TableSource, Unwatched, primitive};
+use crate::{Error, Freed, Granule, Ipa, Kib4, Lent, Pending, Run, Stage2, TableSource, Unwatched, primitive};
 
 /// M1: the sample of a grant of lent memory. A window has none, since it is never withdrawn.
 ///
@@ -115,8 +115,8 @@ pub(crate) struct Sample(Snapshot);
 /// }
 /// ```
 #[must_use = "reclaim() the run: it is lost if this is dropped"]
-pub struct Withdrawal<'a, P: Platform, R: RemovalWatcher = Unwatched> {
-    pending: Pending<'a, P, R>,
+pub struct Withdrawal<'a, P: Platform, R: RemovalWatcher<G> = Unwatched, G: Granule = Kib4> {
+    pending: Pending<'a, P, R, G>,
     lent: Lent,
 }
 
@@ -136,7 +136,7 @@ impl Sample {
     }
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Takes a lent run away from these tables while vCPUs run: unmaps it, and reports each removed leaf to `removed`, as
     /// [`unmap`](Self::unmap) does. [`Withdrawal::reclaim`] flushes, and returns the run.
     ///
@@ -150,12 +150,12 @@ impl<P: Platform> Stage2<P> {
     ///
     /// As `unmap`, and [`Error::NotGranted`] if the run was lent to other tables. The run stays lent, and the call may
     /// be repeated.
-    pub fn withdraw<R: RemovalWatcher>(
+    pub fn withdraw<R: RemovalWatcher<G>>(
         &self,
         lent: Lent,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
         removed: R,
-    ) -> Result<Withdrawal<'_, P, R>, (Error, Lent)> {
+    ) -> Result<Withdrawal<'_, P, R, G>, (Error, Lent)> {
         let range = lent.range();
         if lent.root != self.root_pa() {
             return Err((Error::NotGranted { ipa: range.start, size: range.end - range.start }, lent));
@@ -182,22 +182,22 @@ impl<P: Platform> Stage2<P> {
     /// nothing was withdrawn since the snapshot.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn check_sample(&self, sample: Sample, location: &EntryLocation<'_>, ipa: Ipa) -> Result<(), Error> {
+    pub(crate) fn check_sample(&self, sample: Sample, location: &EntryLocation<'_, G>, ipa: Ipa) -> Result<(), Error> {
         if primitive::check(sample.holds(location.then)) { Ok(()) } else { Err(Error::Withdrawn { ipa }) }
     }
 }
 
-impl<P: Platform, R: RemovalWatcher> Withdrawal<'_, P, R> {
+impl<P: Platform, G: Granule, R: RemovalWatcher<G>> Withdrawal<'_, P, R, G> {
     /// Completes the flush, frees the unlinked tables, and returns the run, for any use. The [`Freed`] opens the leaves
     /// that were reported.
     #[inline]
-    pub fn reclaim(self, tables: &mut impl TableSource) -> (Run, Freed) {
+    pub fn reclaim(self, tables: &mut impl TableSource<G>) -> (Run, Freed) {
         let freed = self.pending.complete().free(tables);
         (self.lent.run, freed)
     }
 }
 
-impl<P: Platform, R: RemovalWatcher> fmt::Debug for Withdrawal<'_, P, R> {
+impl<P: Platform, G: Granule, R: RemovalWatcher<G>> fmt::Debug for Withdrawal<'_, P, R, G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Withdrawal").field("lent", &self.lent).finish_non_exhaustive()
     }

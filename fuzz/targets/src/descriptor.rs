@@ -19,7 +19,7 @@ const PERMISSIONS: u64 = 3 << 6 | 3 << 53;
 fn read(u: &mut Unstructured<'_>) -> Result<()> {
     let features = any::features(u, Features::NONE)?;
     let level = Level::new(u.int_in_range(0..=3)?).expect("four levels");
-    let entry = Descriptor::from_raw(u.arbitrary()?);
+    let entry = <Descriptor>::from_raw(u.arbitrary()?);
     let access = any::access(u)?;
     kinds(entry, level);
     changes(entry, access, &features);
@@ -57,7 +57,7 @@ fn changes(entry: Descriptor, access: Access, features: &Features) {
 }
 
 fn round_trip(pa: Pa, attributes: &Attributes, level: Level, features: &Features) {
-    let leaf = Descriptor::leaf(pa, level, attributes, features);
+    let leaf = <Descriptor>::leaf(pa, level, attributes, features);
     assert!(leaf.is_valid() && leaf.address() == pa);
     assert_eq!(leaf.is_leaf(level), !leaf.is_table(level));
     let access = sayable(attributes.access, features);

@@ -18,8 +18,10 @@ fn read(u: &mut Unstructured<'_>) -> Result<()> {
         ctr: u.arbitrary()?,
         dczid: u.arbitrary()?,
     });
-    assert!((32..=48).contains(&features.pa_bits) && [8, 16].contains(&features.vmid_bits));
+    assert!((32..=52).contains(&features.pa_bits) && [8, 16].contains(&features.vmid_bits));
     assert!(features.hardware_access_flag || !features.hardware_dirty_state, "dirty state requires the access flag");
+    assert!(features.granule_4k || !features.lpa2_4k, "FEAT_LPA2 is for a granule that is there");
+    assert!(features.granule_16k || !features.lpa2_16k, "FEAT_LPA2 is for a granule that is there");
     assert!(features.data_line.is_power_of_two() && features.instruction_line.is_power_of_two());
     assert!(features.zero_block == 0 || (4..=2048).contains(&features.zero_block));
     assert!(features.zero_block == 0 || features.zero_block.is_power_of_two());
@@ -30,10 +32,15 @@ fn read(u: &mut Unstructured<'_>) -> Result<()> {
 /// Returns the registers with the fields that the engine reads, at the manual's positions.
 fn write(features: &Features) -> IdRegisters {
     let field = |value: bool, shift: u32| u64::from(value) << shift;
-    let pa_range = [32, 36, 40, 42, 44, 48].iter().position(|bits| *bits == features.pa_bits);
+    let pa_range = [32, 36, 40, 42, 44, 48, 52].iter().position(|bits| *bits == features.pa_bits);
+    // The fields of stage 2: 1 without the granule, 2 with it, 3 with FEAT_LPA2 too.
+    let granule = |has: bool, lpa2: bool, shift: u32| (1 + u64::from(has) + u64::from(lpa2)) << shift;
     let log2_words = |bytes: u64| u64::from(bytes.ilog2()) - 2;
     IdRegisters {
-        id_aa64mmfr0: pa_range.expect("one of the architecture's sizes") as u64,
+        id_aa64mmfr0: pa_range.expect("one of the architecture's sizes") as u64
+            + granule(features.granule_4k, features.lpa2_4k, 40)
+            + granule(features.granule_16k, features.lpa2_16k, 32)
+            + granule(features.granule_64k, false, 36),
         id_aa64mmfr1: u64::from(features.hardware_access_flag)
             + u64::from(features.hardware_dirty_state)
             + field(features.vmid_bits == 16, 5)

@@ -14,7 +14,7 @@ use twofold_machine::program::{Ended, Exit, Instructions, Program};
 use twofold_memory::dirty::DirtyLog;
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind};
-use twofold_stage2::{Access, Attributes, Geometry, Granule, Ipa, IpaRange, Level, Pa, Platform, Vmid, Window};
+use twofold_stage2::{Access, Attributes, Geometry, Ipa, IpaRange, Kib4, Level, Pa, Platform, Vmid, Window};
 
 use crate::features::TODAY;
 
@@ -62,7 +62,7 @@ impl LoggedGuest {
         let machine = FastMachine::new(Arc::clone(&arena), TODAY, 1)?;
         let mut free = Frames::new(TODAY);
         free.add(arena.donate_part(0, table_bytes(size)).context("the arena is smaller than was asked for")?);
-        let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &TODAY)?;
+        let geometry = Geometry::new(Kib4, IPA_BITS, &TODAY)?;
         let platform = FastPlatform(Arc::clone(&machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), free, Pages::Small)?;
         // As on a CPU that runs this guest.

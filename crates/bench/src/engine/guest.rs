@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use twofold_stage2::walk::{Entry, Visitor};
 use twofold_stage2::{
-    Attributes, Donated, Features, Geometry, Granule, Ipa, IpaRange, Level, Mapped, Pa, Platform, Stage2, TablePage,
+    Attributes, Donated, Features, Geometry, Ipa, IpaRange, Kib4, Level, Mapped, Pa, Platform, Stage2, TablePage,
     TableSource, Vmid, Window,
 };
 
@@ -173,7 +173,7 @@ pub const POOL: Pa = Pa::new(TABLES.raw() + 4 * PAGE);
 
 /// Makes the empty tables of a guest, with the root at the arena's start.
 pub fn tables<P: Platform>(platform: P, features: Features) -> Result<Stage2<P>, Failure> {
-    let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &features)?;
+    let geometry = Geometry::new(Kib4, IPA_BITS, &features)?;
     // SAFETY: only the engine's own references reach the arena's memory, and it is never unmapped.
     let donated = unsafe { Donated::new(TABLES, geometry.root_size()) };
     let root = donated.into_run().into_root(&geometry);

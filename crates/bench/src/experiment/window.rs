@@ -26,7 +26,7 @@ use twofold_machine::interrupts::Interrupts;
 use twofold_machine::program::{Ended, Exit, Instructions, Program};
 use twofold_memory::Frames;
 use twofold_stage2::{
-    Access, Attributes, Coalesced, Features, Geometry, Granule, Ipa, Level, Mapped, Pa, Platform, Stage2, Vmid,
+    Access, Attributes, Coalesced, Features, Geometry, Ipa, Kib4, Level, Mapped, Pa, Platform, Stage2, Vmid,
 };
 
 use self::watch::{Seen, Watch, switches};
@@ -93,7 +93,7 @@ impl Window {
         let arena = Arc::new(Arena::new(&options)?);
         let machine = FastMachine::new(Arc::clone(&arena), FEATURES, 1)?;
         let platform = FastPlatform(Arc::clone(&machine));
-        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES)?;
+        let geometry = Geometry::new(Kib4, 40, &FEATURES)?;
         let mut frames = Frames::new(FEATURES);
         frames.add(arena.donate());
         let root = frames.take_root(&geometry).context("there is no memory for a root table")??;
@@ -237,7 +237,7 @@ const GIB: u64 = 1 << 30;
 /// The block's memory.
 fn memory(level: Level) -> twofold_stage2::Window {
     // SAFETY: this part of the arena was not donated, and only the vCPU uses it.
-    unsafe { twofold_stage2::Window::new(MEMORY, Granule::KIB_4.span(level)) }
+    unsafe { twofold_stage2::Window::new(MEMORY, Kib4.span(level)) }
 }
 
 /// The IPA of the block.

@@ -12,7 +12,7 @@ use twofold_machine::fast::{FastMachine, FastPlatform};
 use twofold_memory::Frames;
 use twofold_stage2::baselines::EveryLevel;
 use twofold_stage2::{
-    Access, Attributes, Geometry, Granule, Ipa, IpaRange, Level, Pa, Platform as _, Stage2, Unwatched, Vmid, Window,
+    Access, Attributes, Geometry, Ipa, IpaRange, Kib4, Level, Pa, Platform as _, Stage2, Unwatched, Vmid, Window,
 };
 
 use super::part::{Bench, Part, Round};
@@ -91,7 +91,7 @@ impl UnbackedGuest {
     fn new() -> anyhow::Result<Self> {
         let arena = Arc::new(Arena::new(&ArenaOptions::new(TABLES, Made::Anonymous))?);
         let machine = FastMachine::new(Arc::clone(&arena), TODAY, 1)?;
-        let geometry = Geometry::new(Granule::KIB_4, 40, &TODAY)?;
+        let geometry = Geometry::new(Kib4, 40, &TODAY)?;
         let mut frames = Frames::new(TODAY);
         frames.add(arena.donate());
         let root = frames.take_root(&geometry).context("there is no memory for a root table")??;

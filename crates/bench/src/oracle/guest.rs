@@ -20,7 +20,7 @@ use twofold_memory::dirty::DirtyLog;
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_oracle::{GuestPages, Page, Random};
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Geometry, Granule, Ipa, Pa, Vmid};
+use twofold_stage2::{Geometry, Ipa, Kib4, Pa, Vmid};
 
 use super::store::{Shelf, StorePlan};
 use crate::features::TODAY;
@@ -73,7 +73,7 @@ impl JudgedGuest {
         let machine = FastMachine::new(arena, TODAY, VCPUS)?;
         let mut frames = Frames::new(TODAY);
         frames.add(machine.arena().donate());
-        let geometry = Geometry::new(Granule::KIB_4, 40, &TODAY)?;
+        let geometry = Geometry::new(Kib4, 40, &TODAY)?;
         let platform = FastPlatform(Arc::clone(&machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest)?;
         let ram = |range| Slot { range, backing: twofold_memory::Backing::Ram, writable: true };

@@ -102,5 +102,5 @@ const fn unit(backing: Backing) -> u64 {
     if backing.page() > MIB_2 { backing.page() } else { MIB_2 }
 }
 
-/// The end of what a stage-2 table can map: 48 bits of physical address.
-const MOST: u64 = 1 << 48;
+/// The end of what a stage-2 table can map: 52 bits of physical address.
+const MOST: u64 = 1 << 52;

@@ -12,6 +12,7 @@ use twofold_stage2::{Pa, Platform, TableMetadata};
 use super::FastMachine;
 use super::thread::Thread;
 use crate::tlbi::{Reach, Which};
+use crate::walk::Format;
 
 /// The machine, for the engine. The calling thread is the CPU that executes the instruction.
 #[derive(Clone, Debug)]
@@ -50,7 +51,7 @@ unsafe impl Platform for FastPlatform {
     /// An operand that does not decode invalidates everything. The strict mode is the one that reports it.
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         let all = Reach { stage2: Some(Which::All), stage1_and_combined: true, broadcast: true };
-        let reach = Reach::decode(operation, operand, &self.0.features).unwrap_or(all);
+        let reach = Reach::decode(operation, operand, &self.0.features, Format::KIB_4).unwrap_or(all);
         self.thread(|thread| {
             let vmid = (thread.vttbr() >> 48) as u16;
             thread.add_pending(self.0.invalidate(vmid, &reach, thread.cpu()));

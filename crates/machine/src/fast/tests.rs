@@ -8,7 +8,7 @@ use std::thread;
 
 use twofold_stage2::platform::{Dc, Domain, Tlbi};
 use twofold_stage2::{
-    Access, Attributes, Geometry, Granule, Ipa, Level, Pa, Platform, Stage2, TablePage, TableSource, Unwatched, Vmid,
+    Access, Attributes, Geometry, Ipa, Kib4, Level, Pa, Platform, Stage2, TablePage, TableSource, Unwatched, Vmid,
     Window,
 };
 
@@ -144,7 +144,7 @@ fn no_write_is_lost_when_a_page_moves() {
     const IPA: Ipa = Ipa::new(0x8000_0000);
     for membarrier in [true, false] {
         let machine = machine(2, membarrier);
-        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+        let geometry = Geometry::new(Kib4, 40, &FEATURES).unwrap();
         let root =
             machine.arena().donate_part(0, geometry.root_size()).unwrap().into_run().into_root(&geometry).unwrap();
         let pages = machine.arena().donate_part(16 * FRAME, 16 * FRAME).unwrap().into_run().into_pages();
@@ -251,7 +251,7 @@ fn a_thread_that_does_anything_else_waits_anew() {
     }
     let machine = machine(1, true);
     let platform = FastPlatform(Arc::clone(&machine));
-    let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+    let geometry = Geometry::new(Kib4, 40, &FEATURES).unwrap();
     let root = machine.arena().donate_part(0, geometry.root_size()).unwrap().into_run().into_root(&geometry).unwrap();
     let stage2 = Stage2::new(platform.clone(), FEATURES, geometry, Vmid::new(VMID), root).unwrap();
     let registers = (stage2.vttbr(), stage2.vtcr());

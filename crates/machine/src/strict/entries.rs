@@ -11,10 +11,10 @@ use twofold_stage2::{Ipa, Pa};
 use super::breach::{Change, Rule};
 use super::clock::Moment;
 use super::model::{Broken, Model, Outcome};
-use super::shape::{ACCESSED, ADDRESS, MEMORY, ROOT, Shape, gave_less, gave_more, is_same_mapping};
+use super::shape::{ACCESSED, gave_less, gave_more, is_same_mapping};
 use super::stale::{CpuSet, Kind, Stale};
-use super::tables::{PAGE, Page, Root, Standing, TablePosition};
-use crate::walk;
+use super::tables::{Page, Root, Standing, TablePosition};
+use crate::walk::Shape;
 
 impl Model {
     /// Software has written an entry, or a word of a page that may be a table.
@@ -38,15 +38,15 @@ impl Model {
             Standing::Unlinked(..) | Standing::Closed(_) if old == new => Ok(()),
             Standing::Closed(place) => {
                 let what = format!("{old:#x} -> {new:#x} is written in a table that was unlinked");
-                Err(Broken::new(Rule::LateWrite, what).at(place.ipa_of(pa), &[pa]))
+                Err(Broken::new(Rule::LateWrite, what).at(place.ipa_of(pa, self.format), &[pa]))
             }
             // A CPU with the lock of the unlinked table may finish its change before the flush. That flush covers the
             // change too.
             Standing::Unlinked(place, unlinked) => {
                 self.stale.changed_too(pa, moment);
                 self.written_in_tree(cpu, place, pa, (old, new), moment)?;
-                if Shape::of(new, place.level) == Shape::Leaf {
-                    let (root, at) = (*self.tables.root(place.root), (place.ipa_of(pa), place.level, pa));
+                if self.format.shape(new, place.level) == Shape::Leaf {
+                    let (root, at) = (*self.tables.root(place.root), (place.ipa_of(pa, self.format), place.level, pa));
                     self.add_stale_below(&root, place.root, at, new, unlinked);
                 }
                 Ok(())
@@ -63,20 +63,21 @@ impl Model {
         (old, new): (u64, u64),
         moment: Moment,
     ) -> Outcome {
-        let (level, ipa) = (place.level, place.ipa_of(pa));
-        let holder = self.tables.locked_by(pa & !(PAGE - 1));
+        let (level, ipa) = (place.level, place.ipa_of(pa, self.format));
+        let holder = self.tables.locked_by(pa & !(self.format.page() - 1));
         // Until a root is first loaded, only its maker can reach it, so no lock is needed.
         let is_new = place.level == self.tables.root(place.root).level && !self.tables.root(place.root).was_loaded;
         if !is_new && !self.cpus[cpu].locks.contains(&holder) {
             let what = format!("{old:#x} -> {new:#x}, without the lock of the table at {holder:#x}");
             return Err(Broken::new(Rule::NoLock, what).at(ipa, &[pa]));
         }
-        let (was, is) = (Shape::of(old, level), Shape::of(new, level));
+        let (was, is) = (self.format.shape(old, level), self.format.shape(new, level));
         if is != Shape::Invalid {
             self.expose(place.root);
         }
         let resized = self.is_resized(old, new, ipa, level);
-        let same = resized || is_same_mapping(old & !self.flags(old, level), new & !self.flags(new, level), level);
+        let same = resized
+            || is_same_mapping(self.format, old & !self.flags(old, level), new & !self.flags(new, level), level);
         if was != Shape::Invalid && is != Shape::Invalid && !same {
             let what = format!("{old:#018x} becomes {new:#018x} in one step, a {was:?} of level {level} a {is:?}");
             return Err(Broken::new(Rule::LiveChange, what).at(ipa, &[pa]));
@@ -85,9 +86,11 @@ impl Model {
             self.check_make(place, pa, ipa, new)?;
         }
         let root = *self.tables.root(place.root);
+        let format = self.format;
+        let address = |raw: u64| format.address(raw, level);
         match was {
-            Shape::Table if old & ADDRESS != new & ADDRESS || is != Shape::Table => {
-                self.unlink((old & ADDRESS, root), (ipa, level, pa), old, moment);
+            Shape::Table if is != Shape::Table || address(old) != address(new) => {
+                self.unlink((address(old), root), (ipa, level, pa), old, moment);
             }
             Shape::Leaf if resized => {
                 self.add_stale(&root, place.root, (ipa, level, pa), (old, Kind::Leaf, false), moment);
@@ -102,7 +105,7 @@ impl Model {
         }
         match is {
             Shape::Table if was != Shape::Table => {
-                self.link(new & ADDRESS, TablePosition { root: place.root, ipa, level: level + 1 }, pa)
+                self.link(address(new), TablePosition { root: place.root, ipa, level: level + 1 }, pa)
             }
             Shape::Leaf if was == Shape::Invalid => self.check_frame(pa, ipa, (level, new)),
             _ => Ok(()),
@@ -111,8 +114,8 @@ impl Model {
 
     /// Checks an entry that is made where there was none.
     fn check_make(&self, place: TablePosition, pa: u64, ipa: u64, new: u64) -> Outcome {
-        let range = Ipa::new(ipa)..Ipa::new(ipa + walk::span(place.level));
-        let is_table = Shape::of(new, place.level) == Shape::Table;
+        let range = Ipa::new(ipa)..Ipa::new(ipa + self.format.span(place.level));
+        let is_table = self.format.shape(new, place.level) == Shape::Table;
         let vmid = self.tables.root(place.root).vmid;
         for stale in self.stale.iter().filter(|stale| stale.vmid == vmid && stale.root == place.root) {
             // Break-before-make contains no context synchronization (Arm ARM DDI 0487K.a, D8.16.1).
@@ -123,18 +126,22 @@ impl Model {
                 // A walk may continue in the old table, below an entry that is now a leaf or another table.
                 Kind::Table => {
                     stale.entry == pa
-                        && if is_table { stale.raw & ADDRESS != new & ADDRESS } else { !self.bbm.allows(new) }
+                        && if is_table {
+                            self.format.address(stale.raw, stale.level) != self.format.address(new, place.level)
+                        } else {
+                            !self.bbm.allows(new)
+                        }
                 }
                 // A new table is no TLB entry itself. Its entries are checked when they are made in it, or when it is
                 // linked.
                 Kind::Leaf if is_table => stale.entry == pa && !self.is_resized(stale.raw, new, ipa, place.level),
                 Kind::Leaf => {
                     let offset = ipa.max(stale.ipa);
-                    let output = |raw: u64, start: u64, level| walk::stage2::output(raw, level, start);
+                    let output = |raw: u64, start: u64, level| self.format.output(raw, level, start);
                     let block = if stale.level < place.level { stale.raw } else { new };
                     stale.level != place.level && !self.bbm.allows(block)
                         || output(stale.raw, offset, stale.level) != output(new, offset, place.level)
-                        || (stale.raw ^ new) & MEMORY != 0
+                        || (stale.raw ^ new) & self.format.memory() != 0
                 }
                 Kind::Narrower => false,
             };
@@ -149,24 +156,25 @@ impl Model {
     /// Whether a block replaces, or is replaced by, a table that maps the same, where the CPUs allow that without a
     /// break.
     fn is_resized(&self, old: u64, new: u64, ipa: u64, level: u8) -> bool {
-        let (block, table) = match (Shape::of(old, level), Shape::of(new, level)) {
+        let (block, table) = match (self.format.shape(old, level), self.format.shape(new, level)) {
             (Shape::Leaf, Shape::Table) => (old, new),
             (Shape::Table, Shape::Leaf) => (new, old),
             _ => return false,
         };
-        self.bbm.allows(block) && self.maps_the_same(table & ADDRESS, (ipa, level + 1), (block, level))
+        self.bbm.allows(block)
+            && self.maps_the_same(self.format.address(table, level), (ipa, level + 1), (block, level))
     }
 
     /// Whether everything that a table maps is mapped as by this block.
     fn maps_the_same(&self, table: u64, (ipa, level): (u64, u8), (block, above): (u64, u8)) -> bool {
-        (0..PAGE / 8).all(|index| {
-            let (raw, here) = (self.read(table + index * 8), ipa + index * walk::span(level));
-            match Shape::of(raw, level) {
+        (0..self.format.entries()).all(|index| {
+            let (raw, here) = (self.read(table + index * 8), ipa + index * self.format.span(level));
+            match self.format.shape(raw, level) {
                 Shape::Invalid => true,
-                Shape::Table => self.maps_the_same(raw & ADDRESS, (here, level + 1), (block, above)),
+                Shape::Table => self.maps_the_same(self.format.address(raw, level), (here, level + 1), (block, above)),
                 Shape::Leaf => {
-                    let output = |raw, level| walk::stage2::output(raw, level, here);
-                    output(raw, level) == output(block, above) && (raw ^ block) & MEMORY == 0
+                    let output = |raw, level| self.format.output(raw, level, here);
+                    output(raw, level) == output(block, above) && (raw ^ block) & self.format.memory() == 0
                 }
             }
         })
@@ -174,7 +182,7 @@ impl Model {
 
     /// The bits in a block's address field that are not part of the address, on CPUs with FEAT_BBM.
     fn flags(&self, raw: u64, level: u8) -> u64 {
-        if level < 3 && Shape::of(raw, level) == Shape::Leaf { self.bbm.flags() } else { 0 }
+        if level < 3 && self.format.shape(raw, level) == Shape::Leaf { self.bbm.flags() } else { 0 }
     }
 
     /// Links a table. All entries below it, down to the last table, have to be visible before the entry that links it.
@@ -185,7 +193,7 @@ impl Model {
         };
         let known =
             self.arena.word(Pa::new(entry)).map(|word| self.cells.last_publishes_to_walks(word)).unwrap_or_default();
-        for index in 0..PAGE / 8 {
+        for index in 0..self.format.entries() {
             let at = page + index * 8;
             let Some(word) = self.arena.word(Pa::new(at)) else { continue };
             let filled =
@@ -199,15 +207,15 @@ impl Model {
             }
         }
         self.tables.set(page, Standing::Linked(place));
-        for index in 0..PAGE / 8 {
+        for index in 0..self.format.entries() {
             let at = page + index * 8;
             let raw = self.read(at);
-            let here = place.ipa_of(at);
-            match Shape::of(raw, place.level) {
+            let here = place.ipa_of(at, self.format);
+            match self.format.shape(raw, place.level) {
                 Shape::Invalid => {}
                 Shape::Table => {
                     self.link(
-                        raw & ADDRESS,
+                        self.format.address(raw, place.level),
                         TablePosition { root: place.root, ipa: here, level: place.level + 1 },
                         at,
                     )?;
@@ -230,8 +238,8 @@ impl Model {
     fn check_frame(&self, pa: u64, ipa: u64, (level, new): (u8, u64)) -> Outcome {
         let known =
             self.arena.word(Pa::new(pa)).map(|word| self.cells.last_publishes_to_walks(word)).unwrap_or_default();
-        let start = walk::stage2::output(new, level, ipa);
-        if self.lines.is_known(start, walk::span(level), &known) {
+        let start = self.format.output(new, level, ipa);
+        if self.lines.is_known(start, self.format.span(level), &known) {
             return Ok(());
         }
         let what = format!("the leaf {new:#018x} may be seen before the hypervisor's writes to its frame");
@@ -250,13 +258,15 @@ impl Model {
         self.add_stale(&root, place.root, (ipa, level, pa), (raw, Kind::Table, true), moment);
         self.tables.set(page, Standing::Unlinked(place, moment));
         self.cpus[usize::from(moment.cpu)].unlinked.push(page);
-        for index in 0..PAGE / 8 {
+        for index in 0..self.format.entries() {
             let at = page + index * 8;
             let raw = self.read(at);
-            let here = place.ipa_of(at);
-            match Shape::of(raw, place.level) {
+            let here = place.ipa_of(at, self.format);
+            match self.format.shape(raw, place.level) {
                 Shape::Invalid => {}
-                Shape::Table => self.unlink((raw & ADDRESS, root), (here, place.level, at), raw, moment),
+                Shape::Table => {
+                    self.unlink((self.format.address(raw, place.level), root), (here, place.level, at), raw, moment)
+                }
                 Shape::Leaf => {
                     self.add_stale(&root, place.root, (here, place.level, at), (raw, Kind::Leaf, true), moment);
                 }
@@ -269,6 +279,7 @@ impl Model {
         let cpus = root.exposed & self.reaches(number, place.0);
         if raw & ACCESSED != 0 && cpus != 0 {
             let what = (raw, Kind::Leaf, true);
+            let place = (place.0, (place.1, self.format.span(place.1)), place.2);
             self.stale.add_below(Stale::new((root.vmid, number), place, what, (moment, self.step), cpus));
         }
     }
@@ -293,7 +304,7 @@ impl Model {
         if kind == Kind::Table || raw & ACCESSED != 0 {
             self.stale.add(Stale::new(
                 (root.vmid, number),
-                place,
+                (place.0, (place.1, self.format.span(place.1)), place.2),
                 (raw, kind, removed),
                 (moment, self.step),
                 root.exposed,
@@ -304,7 +315,7 @@ impl Model {
     /// A tree has an entry: the CPUs that have the tree loaded may hold it.
     pub(super) fn expose(&mut self, number: usize) {
         let pa = self.tables.root(number).pa;
-        let loaded = self.cpus.iter().enumerate().filter(|(_, cpu)| cpu.effective & ROOT == pa);
+        let loaded = self.cpus.iter().enumerate().filter(|(_, cpu)| self.format.root(cpu.effective) == pa);
         let loaded: CpuSet = loaded.map(|(cpu, _)| 1 << cpu).sum();
         self.tables.roots_mut()[number].exposed |= loaded;
     }

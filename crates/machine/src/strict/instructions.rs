@@ -8,10 +8,10 @@ use twofold_stage2::platform::{Domain, Ic, Tlbi};
 
 use super::breach::Rule;
 use super::model::{Broken, Model, Outcome};
-use super::shape::{ROOT, Shape};
 use super::stale::CpuSet;
 use super::tables::{Page, Root, Standing};
 use crate::tlbi::Reach;
+use crate::walk::Shape;
 
 /// The number of barriers of each CPU that are kept.
 const BARRIERS: usize = 64;
@@ -20,7 +20,7 @@ impl Model {
     pub(crate) fn tlbi(&mut self, cpu: usize, operation: Tlbi, operand: u64) -> Outcome {
         let word = trace::Tlbi::ALL[operation as usize];
         self.trace.event(Event::Tlbi { operation: word, operand, vttbr: self.cpus[cpu].vttbr });
-        let reach = Reach::decode(operation, operand, &self.features)
+        let reach = Reach::decode(operation, operand, &self.features, self.format)
             .map_err(|error| Broken::new(Rule::Operand, error.to_string()))?;
         for page in std::mem::take(&mut self.cpus[cpu].unlinked) {
             if let Some(Page { standing: Standing::Unlinked(place, _), .. }) = self.tables.of(page) {
@@ -83,7 +83,7 @@ impl Model {
             return Ok(());
         }
         self.cpus[cpu].effective = vttbr;
-        let (vmid, pa) = (self.vmid(vttbr), vttbr & ROOT);
+        let (vmid, pa) = (self.vmid(vttbr), self.format.root(vttbr));
         let Some(number) = self.tables.find_root(pa) else { return Ok(()) };
         let held = |at: usize| self.stale.iter().any(|stale| stale.root == at && stale.cpus() >> cpu & 1 == 1);
         let other = |(at, root): (usize, &Root)| {
@@ -149,7 +149,7 @@ impl Model {
             if root.vmid != vmid {
                 continue;
             }
-            let holds = |index: u64| Shape::of(self.read(root.pa + index * 8), root.level) != Shape::Invalid;
+            let holds = |index: u64| self.format.shape(self.read(root.pa + index * 8), root.level) != Shape::Invalid;
             let holds = root.alive && (0..root.entries as u64).any(holds);
             self.tables.roots_mut()[number].exposed = 0;
             if holds {

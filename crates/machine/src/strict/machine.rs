@@ -19,7 +19,6 @@ use super::model::{Broken, Model};
 use super::observer;
 use super::options::{MachineError, Options};
 use super::platform::Hosted;
-use super::shape::ROOT;
 use super::shared::Shared;
 use super::trace::Trace;
 use crate::arena::Arena;
@@ -245,15 +244,14 @@ impl CpuHandle {
     /// States that a flush of these tables, to end `withdrawn` in `range`, has returned. Nothing may be cached any more
     /// of any change that this CPU knew of before the operation, whichever CPU made it.
     pub fn expect_flushed(&self, vttbr: u64, range: &IpaRange, before: &Knowledge, withdrawn: Withdrawn) {
-        let root = vttbr & ROOT;
-        self.context.event(|model, cpu| model.check_flushed(cpu, root, range, &before.0, withdrawn));
+        self.context
+            .event(|model, cpu| model.check_flushed(cpu, model.format.root(vttbr), range, &before.0, withdrawn));
     }
 
     /// States that a leaf at `ipa` allows more than before, and that this CPU has invalidated the old one. An `AT` on
     /// this CPU has to see the new leaf (Arm ARM DDI 0487K.a, D8.16), even if no guest was entered in between.
     pub fn expect_fresh(&self, vttbr: u64, ipa: Ipa) {
-        let root = vttbr & ROOT;
-        self.context.event(|model, cpu| model.check_fresh(cpu, root, ipa));
+        self.context.event(|model, cpu| model.check_fresh(cpu, model.format.root(vttbr), ipa));
     }
 
     /// Reports a wrong result of the program as a breach.

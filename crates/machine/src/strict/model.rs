@@ -14,17 +14,18 @@ use super::breach::{Change, Rule};
 use super::cells::Cells;
 use super::clock::{Clock, Moment};
 use super::lines::Lines;
-use super::shape::{ADDRESS, Shape};
 use super::stale::StaleEntries;
-use super::tables::{PAGE, Tables};
+use super::tables::Tables;
 use super::trace::Trace;
 use crate::arena::Arena;
-use crate::walk;
+use crate::walk::{Format, Shape};
 
 /// The machine's state.
 pub(crate) struct Model {
     pub(crate) features: Features,
     pub(crate) bbm: Bbm,
+    /// The format of all tables on this machine: that of the first root.
+    pub(crate) format: Format,
     pub(crate) arena: Arc<Arena>,
     pub(crate) cells: Cells,
     pub(crate) stale: StaleEntries,
@@ -74,10 +75,11 @@ impl Model {
         Self {
             features,
             bbm,
+            format: Format::KIB_4,
             arena,
             cells: Cells::new(cpus),
             stale: StaleEntries::default(),
-            tables: Tables::default(),
+            tables: Tables::new(Format::KIB_4),
             lines: Lines::default(),
             cpus: (0..cpus).map(|_| Cpu::default()).collect(),
             step: 0,
@@ -109,15 +111,16 @@ impl Model {
     /// The leaf that translates an address now, and its level.
     pub(crate) fn leaf_of(&self, root: usize, ipa: u64) -> Option<(u64, u8)> {
         let root = self.tables.root(root);
-        let (mut level, mut entry) = (root.level, root.pa + ipa / walk::span(root.level) * 8);
+        let (mut level, mut entry) = (root.level, root.pa + ipa / self.format.span(root.level) * 8);
         loop {
             let raw = self.read(entry);
-            match Shape::of(raw, level) {
+            match self.format.shape(raw, level) {
                 Shape::Invalid => return None,
                 Shape::Leaf => return Some((raw, level)),
                 Shape::Table => level += 1,
             }
-            entry = (raw & ADDRESS) + ipa / walk::span(level) % (PAGE / 8) * 8;
+            let index = ipa / self.format.span(level) % self.format.entries();
+            entry = self.format.address(raw, level - 1) + index * 8;
         }
     }
 

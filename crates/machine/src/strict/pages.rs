@@ -11,10 +11,9 @@ use twofold_stage2::Pa;
 use super::breach::Rule;
 use super::clock::Moment;
 use super::model::{Broken, Cpu, Model, Outcome};
-use super::shape::{ADDRESS, ROOT, Shape};
 use super::stale::{Kind, Stale};
-use super::tables::{PAGE, Page, Standing, TablePosition};
-use crate::walk;
+use super::tables::{Page, Standing, TablePosition};
+use crate::walk::{Format, Shape};
 
 impl Model {
     pub(crate) fn page_taken(&mut self, page: u64) -> Outcome {
@@ -23,7 +22,7 @@ impl Model {
             let what = format!("{page:#x} is taken for a table, and is one already: {standing:x?}");
             return Err(Broken::new(Rule::TableFreedTooEarly, what).at(0, &[page]));
         }
-        self.check_frame_free(page, PAGE)?;
+        self.check_frame_free(page, self.format.page())?;
         self.settle(page);
         self.tables.take(page, self.step);
         Ok(())
@@ -35,7 +34,7 @@ impl Model {
             let what = format!("the table at {page:#x} is freed while it is in the tree");
             return Err(Broken::new(Rule::TableFreedTooEarly, what).at(place.ipa, &[]));
         }
-        let reaches = |stale: &&Stale| stale.kind == Kind::Table && stale.raw & ADDRESS == page;
+        let reaches = |stale: &&Stale| stale.kind == Kind::Table && self.format.address(stale.raw, stale.level) == page;
         if let Some(stale) = self.stale.iter().find(reaches) {
             let what = format!("the table at {page:#x} is freed while there may be a {}", stale.held());
             return Err(Broken::new(Rule::TableFreedTooEarly, what).at(stale.ipa, &[stale.entry]));
@@ -46,7 +45,7 @@ impl Model {
     }
 
     fn settle(&mut self, page: u64) {
-        for index in 0..PAGE / 8 {
+        for index in 0..self.format.entries() {
             if let Some(word) = self.arena.word(Pa::new(page + index * 8)) {
                 self.cells.settle(word);
             }
@@ -56,7 +55,7 @@ impl Model {
     /// Checks a frame before it gets another use: no TLB may hold an entry that leads to it.
     pub(crate) fn check_frame_free(&self, start: u64, size: u64) -> Outcome {
         let reaches = |stale: &&Stale| {
-            let output = walk::stage2::output(stale.raw, stale.level, stale.ipa);
+            let output = self.format.output(stale.raw, stale.level, stale.ipa);
             stale.kind == Kind::Leaf && output < start + size && start < output + stale.size()
         };
         let Some(stale) = self.stale.iter().find(reaches) else { return Ok(()) };
@@ -68,7 +67,7 @@ impl Model {
     pub(crate) fn root(&mut self, start: u64, entries: Option<usize>, vttbr: u64, vtcr: u64) -> Outcome {
         let Some(entries) = entries else {
             self.trace.event(Event::RootFreed { pa: start });
-            let loaded = |cpu: &Cpu| cpu.effective & ROOT == start;
+            let loaded = |cpu: &Cpu| self.format.root(cpu.effective) == start;
             if let Some(cpu) = self.cpus.iter().position(loaded) {
                 let what = format!("the root at {start:#x} is freed while VTTBR_EL2 of CPU {cpu} names it");
                 return Err(Broken::new(Rule::TableFreedTooEarly, what));
@@ -78,7 +77,16 @@ impl Model {
             return Ok(());
         };
         self.trace.event(Event::RootMade { pa: start, entries: entries as u32, vttbr, vtcr });
-        let level = 2 - (vtcr >> 6 & 3) as u8;
+        let unusable = |error| Broken::new(Rule::Content, format!("a root with VTCR_EL2 {vtcr:#x}: {error}"));
+        let format = Format::of(vtcr, &self.features).map_err(unusable)?;
+        if self.tables.is_empty() {
+            self.format = format;
+            self.tables.set_format(format);
+        } else if format != self.format {
+            let what = format!("a root with VTCR_EL2 {vtcr:#x} beside tables of another format, which is not modelled");
+            return Err(Broken::new(Rule::Content, what));
+        }
+        let level = format.root_level(vtcr).unwrap_or_default();
         self.tables.add_root((start, entries, level), self.vmid(vttbr), self.step);
         Ok(())
     }
@@ -126,12 +134,12 @@ impl Model {
         let Some(number) = self.tables.find_root(start) else { return };
         let root = *self.tables.root(number);
         for index in 0..root.entries as u64 {
-            let (at, here) = (start + index * 8, index * walk::span(root.level));
+            let (at, here) = (start + index * 8, index * self.format.span(root.level));
             let raw = self.read(at);
             let (place, long_ago) = ((here, root.level, at), Moment::default());
-            match Shape::of(raw, root.level) {
+            match self.format.shape(raw, root.level) {
                 Shape::Invalid => {}
-                Shape::Table => self.unlink((raw & ADDRESS, root), place, raw, long_ago),
+                Shape::Table => self.unlink((self.format.address(raw, root.level), root), place, raw, long_ago),
                 Shape::Leaf => self.add_stale(&root, number, place, (raw, Kind::Leaf, true), long_ago),
             }
         }

@@ -1,42 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The content of an entry: its shape, its bits, and the permissions that a change adds or removes.
+//! The content of an entry: its bits, and the permissions that a change adds or removes.
 //!
 //! Invariant: this is written from the manual (Arm ARM DDI 0487K.a, D8.3), and not from the engine, whose errors it has
-//! to find.
+//! to find. So is the format of entries ([`Format`]).
 
-/// The kind of an entry, by its value and level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
-    Invalid,
-    Table,
-    Leaf,
-}
+use crate::walk::Format;
 
-impl Shape {
-    pub(crate) fn of(raw: u64, level: u8) -> Self {
-        match raw & 3 {
-            0b11 if level < 3 => Self::Table,
-            0b11 => Self::Leaf,
-            0b01 if level == 1 || level == 2 => Self::Leaf,
-            _ => Self::Invalid,
-        }
-    }
-}
-
-pub(crate) const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
-/// BADDR of `VTTBR_EL2`.
-pub(crate) const ROOT: u64 = 0x0000_ffff_ffff_fffe;
 const READ: u64 = 1 << 6;
 pub(crate) const WRITE: u64 = 1 << 7;
-/// MemAttr and SH.
-pub(super) const MEMORY: u64 = 0xf << 2 | 3 << 8;
 pub(crate) const ACCESSED: u64 = 1 << 10;
 pub(crate) const DIRTY_BY_HARDWARE: u64 = 1 << 51;
 const EXECUTE_NEVER: u64 = 3 << 53;
 
 /// Whether two valid entries map, or lead to, the same: such a change needs no break (Arm ARM DDI 0487K.a, D8.16.1).
-pub(super) fn is_same_mapping(old: u64, new: u64, level: u8) -> bool {
-    Shape::of(old, level) == Shape::of(new, level) && (old ^ new) & (ADDRESS | MEMORY) == 0
+pub(super) fn is_same_mapping(format: Format, old: u64, new: u64, level: u8) -> bool {
+    format.shape(old, level) == format.shape(new, level)
+        && format.has_address_of(old, new)
+        && (old ^ new) & format.memory() == 0
 }
 
 /// Whether the old leaf allowed a guest something, or hardware to grant it, that the new entry does not.

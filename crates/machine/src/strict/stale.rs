@@ -20,7 +20,6 @@ use twofold_stage2::{Ipa, IpaRange};
 
 use super::clock::Moment;
 use crate::tlbi::{Reach, Which};
-use crate::walk;
 
 /// A set of CPUs.
 pub(crate) type CpuSet = u8;
@@ -36,6 +35,8 @@ pub(crate) struct Stale {
     pub(crate) ipa: u64,
     /// The level of the table that the entry is in.
     pub(crate) level: u8,
+    /// The number of bytes that it translates.
+    span: u64,
     pub(crate) raw: u64,
     /// The address of the entry.
     pub(crate) entry: u64,
@@ -99,7 +100,7 @@ enum Part {
 impl Stale {
     pub(crate) fn new(
         (vmid, root): (u16, usize),
-        (ipa, level, entry): (u64, u8, u64),
+        (ipa, (level, span), entry): (u64, (u8, u64), u64),
         (raw, kind, removed): (u64, Kind, bool),
         (changed, step): (Moment, u64),
         cpus: CpuSet,
@@ -111,6 +112,7 @@ impl Stale {
             root,
             ipa,
             level,
+            span,
             raw,
             entry,
             kind,
@@ -124,7 +126,7 @@ impl Stale {
     }
 
     pub(crate) fn size(&self) -> u64 {
-        walk::span(self.level)
+        self.span
     }
 
     pub(crate) fn cpus(&self) -> CpuSet {
@@ -306,6 +308,7 @@ mod tests {
     use twofold_stage2::platform::Tlbi;
 
     use super::*;
+    use crate::walk;
 
     const VMID: u16 = 3;
     const IPA: u64 = 0x4020_1000;
@@ -315,7 +318,7 @@ mod tests {
     fn leaf(level: u8, kind: Kind) -> Stale {
         let ipa = IPA & !(walk::span(level) - 1);
         let moment = Moment { cpu: 0, time: 1 };
-        Stale::new((VMID, 0), (ipa, level, 0x8000), (0x4000_07df, kind, true), (moment, 1), BOTH)
+        Stale::new((VMID, 0), (ipa, (level, walk::span(level)), 0x8000), (0x4000_07df, kind, true), (moment, 1), BOTH)
     }
 
     fn with(stale: Stale) -> StaleEntries {
@@ -327,7 +330,7 @@ mod tests {
     /// CPU 0 issues it, for both CPUs; every change was visible before.
     fn issue(entries: &mut StaleEntries, operation: Tlbi, operand: u64) {
         let features = Features { tlbi_level_hint: true, ..Features::NONE };
-        let reach = Reach::decode(operation, operand, &features).unwrap();
+        let reach = Reach::decode(operation, operand, &features, walk::Format::KIB_4).unwrap();
         entries.issue(0, VMID, &reach, if reach.broadcast { BOTH } else { 1 }, |_, _| true);
     }
 
@@ -391,7 +394,7 @@ mod tests {
     #[test]
     fn a_change_that_walks_do_not_see_yet_is_not_invalidated() {
         let mut entries = with(leaf(3, Kind::Leaf));
-        let reach = Reach::decode(Tlbi::VmallS12E1Is, 0, &Features::NONE).unwrap();
+        let reach = Reach::decode(Tlbi::VmallS12E1Is, 0, &Features::NONE, walk::Format::KIB_4).unwrap();
         entries.issue(0, VMID, &reach, BOTH, |_, cpu| cpu == 1);
         entries.complete(0, BOTH, NOW);
         assert_eq!(entries.iter().map(Stale::cpus).collect::<Vec<_>>(), [0b01]);

@@ -4,11 +4,13 @@
 use std::collections::HashMap;
 
 use super::clock::Moment;
-use crate::walk;
+use crate::walk::Format;
 
 /// The pages that are tables, and the roots of trees.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tables {
+    /// The format of all of them.
+    format: Format,
     pages: HashMap<u64, Page>,
     roots: Vec<Root>,
 }
@@ -55,16 +57,32 @@ pub(crate) struct Root {
     pub(crate) was_loaded: bool,
 }
 
+/// The unit in which memory is accounted for; pages of tables may be larger.
 pub(crate) const PAGE: u64 = 4096;
 
 impl TablePosition {
     /// The first address that an entry of the table translates.
-    pub(crate) fn ipa_of(self, entry: u64) -> u64 {
-        self.ipa + (entry % PAGE / 8) * walk::span(self.level)
+    pub(crate) fn ipa_of(self, entry: u64, format: Format) -> u64 {
+        self.ipa + (entry % format.page() / 8) * format.span(self.level)
     }
 }
 
 impl Tables {
+    pub(crate) fn new(format: Format) -> Self {
+        Self { format, pages: HashMap::new(), roots: Vec::new() }
+    }
+
+    /// Changes the format, while there is no table.
+    pub(crate) fn set_format(&mut self, format: Format) {
+        debug_assert!(self.pages.is_empty());
+        self.format = format;
+    }
+
+    /// Whether there is no table, and was no root.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pages.is_empty() && self.roots.is_empty()
+    }
+
     pub(crate) fn take(&mut self, page: u64, step: u64) {
         self.pages.insert(page, Page { taken: step, standing: Standing::Loose });
     }
@@ -75,7 +93,7 @@ impl Tables {
 
     /// The table that a word is in.
     pub(crate) fn of(&self, word: u64) -> Option<Page> {
-        self.pages.get(&(word & !(PAGE - 1))).copied()
+        self.pages.get(&(word & !(self.format.page() - 1))).copied()
     }
 
     pub(crate) fn set(&mut self, page: u64, standing: Standing) {
@@ -88,9 +106,10 @@ impl Tables {
     pub(crate) fn add_root(&mut self, (pa, entries, level): (u64, usize, u8), vmid: u16, step: u64) {
         let root = self.roots.len();
         self.roots.push(Root { pa, entries, level, vmid, alive: true, exposed: 0, was_loaded: false });
-        for (number, page) in (0..(entries as u64 * 8).div_ceil(PAGE)).map(|number| (number, pa + number * PAGE)) {
-            let place = TablePosition { root, ipa: number * 512 * walk::span(level), level };
-            self.pages.insert(page, Page { taken: step, standing: Standing::Linked(place) });
+        let (size, each) = (self.format.page(), self.format.entries() * self.format.span(level));
+        for number in 0..(entries as u64 * 8).div_ceil(size) {
+            let place = TablePosition { root, ipa: number * each, level };
+            self.pages.insert(pa + number * size, Page { taken: step, standing: Standing::Linked(place) });
         }
     }
 
@@ -98,8 +117,9 @@ impl Tables {
     pub(crate) fn remove_root(&mut self, pa: u64) {
         if let Some(root) = self.roots.iter_mut().find(|root| root.alive && root.pa == pa) {
             root.alive = false;
-            for number in 0..(root.entries as u64 * 8).div_ceil(PAGE) {
-                self.pages.remove(&(pa + number * PAGE));
+            let size = self.format.page();
+            for number in 0..(root.entries as u64 * 8).div_ceil(size) {
+                self.pages.remove(&(pa + number * size));
             }
         }
     }
@@ -119,7 +139,11 @@ impl Tables {
     /// Whether an entry of `one` leads to `other`.
     pub(crate) fn leads_to(&self, one: TablePosition, other: TablePosition) -> bool {
         // A root of several pages has one lock, that of its first page.
-        let size = if one.level == self.root(one.root).level { u64::MAX } else { 512 * walk::span(one.level) };
+        let size = if one.level == self.root(one.root).level {
+            u64::MAX
+        } else {
+            self.format.entries() * self.format.span(one.level)
+        };
         one.root == other.root && one.level + 1 == other.level && (other.ipa).wrapping_sub(one.ipa) < size
     }
 
@@ -143,7 +167,7 @@ mod tests {
 
     /// A root of two tables at level 1.
     fn with_root() -> Tables {
-        let mut tables = Tables::default();
+        let mut tables = Tables::new(Format::KIB_4);
         tables.add_root((ROOT, 1024, 1), 3, 7);
         tables
     }
@@ -155,8 +179,8 @@ mod tests {
             Some(Standing::Linked(place)) => place,
             other => panic!("{other:?}"),
         };
-        assert_eq!(place(ROOT).ipa_of(ROOT + 8), 1 << 30);
-        assert_eq!(place(ROOT + PAGE + 8).ipa_of(ROOT + PAGE + 8), 513 << 30);
+        assert_eq!(place(ROOT).ipa_of(ROOT + 8, Format::KIB_4), 1 << 30);
+        assert_eq!(place(ROOT + PAGE + 8).ipa_of(ROOT + PAGE + 8, Format::KIB_4), 513 << 30);
         assert!(tables.of(ROOT + 2 * PAGE).is_none());
     }
 
@@ -195,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_page_is_a_table_from_its_taking_to_its_freeing() {
-        let mut tables = Tables::default();
+        let mut tables = Tables::new(Format::KIB_4);
         let page = ROOT + 5 * PAGE;
         tables.take(page, 9);
         let taken = tables.of(page + 8).expect("a table");

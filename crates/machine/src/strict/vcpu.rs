@@ -219,6 +219,7 @@ impl<'a> StrictVcpu<'a> {
             Ok(regime) => regime,
             Err(error) => return Err(Broken::new(Rule::Content, format!("the guest's stage 1: {error}"))),
         };
+        let regime = regime.with_pa_bits(model.features.pa_bits);
         let mut walker = Walker::new(model, context, cpu, self);
         let leaf = match regime.walk(va, access, &mut walker) {
             Ok(leaf) => leaf,
@@ -346,7 +347,7 @@ impl<'m, 'g> Walker<'m, 'g> {
                 return Err(Stage2Fault { kind: FaultKind::Translation, level: stale.level, ipa });
             }
             if as_it_is && stale.kind == Kind::Leaf {
-                return Ok((stage2::output(stale.raw, stale.level, ipa), stale.raw));
+                return Ok((self.model.format.output(stale.raw, stale.level, ipa), stale.raw));
             }
             if granted.is_err() {
                 self.stale = Some((stale.entry, stale.step));
@@ -356,7 +357,7 @@ impl<'m, 'g> Walker<'m, 'g> {
         self.knows = self.model.cells.walk(self.cpu);
         let regime = self.guest.regime;
         let leaf = regime.walk(ipa, access, self)?;
-        Ok((stage2::output(leaf.raw, leaf.level, ipa), leaf.raw))
+        Ok((self.model.format.output(leaf.raw, leaf.level, ipa), leaf.raw))
     }
 
     /// A stale entry for the address that this CPU may hold, or none.
@@ -407,7 +408,9 @@ impl Entries for Walker<'_, '_> {
         let context = self.context;
         let seen = self.model.cells.walk_load(self.cpu, word, &self.knows, &mut |values| context.choose(values));
         let place = match page.standing {
-            Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place) => place.ipa_of(pa),
+            Standing::Linked(place) | Standing::Unlinked(place, _) | Standing::Closed(place) => {
+                place.ipa_of(pa, self.model.format)
+            }
             Standing::Loose => 0,
         };
         if page.standing == Standing::Loose || (seen.step < page.taken && !seen.newest) {

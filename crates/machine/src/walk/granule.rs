@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The kind and span of a descriptor, by the granule of its tables (Arm ARM DDI 0487K.a, D8.2 and D8.3), without
-//! FEAT_LPA and FEAT_LPA2.
+//! FEAT_LPA and FEAT_LPA2 (module `format`).
 //!
-//! Invariant: levels are 0 to 3, and all arithmetic stays inside 48 bits.
+//! Invariant: levels are 0 to 3, and all arithmetic stays inside 56 bits.
 
 /// The size of pages and tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

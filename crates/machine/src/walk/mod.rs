@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Table walks as hardware does them, written from the manual (Arm ARM DDI 0487K.a, D8.2 and D8.3) and not from the
-//! engine: their only inputs are register values and memory. Stage 2 has the 4 KiB granule, stage 1 any granule.
+//! engine: their only inputs are register values and memory. Both stages have any granule. Stage 2 has FEAT_LPA and
+//! FEAT_LPA2 too, stage 1 neither.
 //!
 //! Invariant: a walk keeps no state between calls. Each descriptor comes from the caller, which decides which of the
 //! values ever stored there the walk sees. Each update goes through the caller's compare-and-exchange.
 
+mod format;
 mod granule;
 pub mod stage1;
 pub mod stage2;
@@ -13,6 +15,7 @@ mod visit;
 
 use core::ops::Deref;
 
+pub use format::Format;
 use granule::Granule;
 pub use granule::Shape;
 pub use twofold_stage2::fault::AccessKind;
@@ -123,20 +126,17 @@ impl<E> Deref for Tables<E> {
     }
 }
 
-/// The number of bytes that a stage-2 descriptor at `level` covers.
+/// The number of bytes that a stage-2 descriptor at `level` covers with the 4 KiB granule.
 pub const fn span(level: u8) -> u64 {
-    STAGE2.span(level)
+    Format::KIB_4.span(level)
 }
-
-/// The granule of stage 2, independent of the guest's stage 1.
-const STAGE2: Granule = Granule::Kib4;
 
 /// The access flag, in leaves of both stages.
 const ACCESSED: u64 = 1 << 10;
 /// DBM, in leaves of both stages.
 const DIRTY_BY_HARDWARE: u64 = 1 << 51;
 
-/// The number of address bits for a value of PS or IPS; more than 48 need FEAT_LPA.
+/// The number of address bits for a value of PS or IPS; 52 need FEAT_LPA or FEAT_LPA2.
 const fn output_bits(field: u64) -> Option<u32> {
     const BITS: [u32; 6] = [32, 36, 40, 42, 44, 48];
     if field < 6 { Some(BITS[field as usize]) } else { None }

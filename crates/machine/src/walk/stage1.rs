@@ -37,6 +37,8 @@ pub trait GuestTables {
 pub struct Regime {
     /// `None` if the MMU is off.
     tables: Option<Control>,
+    /// The number of bits of an address with the MMU off.
+    pa_bits: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +108,13 @@ pub enum Fault {
 }
 
 impl Regime {
+    /// The same regime on a CPU with physical addresses of this many bits, which matter while the MMU is off. Without a
+    /// call they have 48.
+    #[must_use]
+    pub const fn with_pa_bits(self, pa_bits: u32) -> Self {
+        Self { pa_bits, ..self }
+    }
+
     /// The regime as the registers set it up.
     pub fn new(registers: &Stage1Registers) -> Result<Self, Unmodelled> {
         const MMU_ON: u64 = 1 << 0;
@@ -114,7 +123,7 @@ impl Regime {
         let &Stage1Registers { sctlr, tcr, ttbr0, ttbr1, mair } = registers;
         require(sctlr & (WRITE_IMPLIES_XN | BIG_ENDIAN) == 0, "SCTLR_EL1", sctlr, "WXN and EE are not modelled")?;
         if sctlr & MMU_ON == 0 {
-            return Ok(Self { tables: None });
+            return Ok(Self { tables: None, pa_bits: 48 });
         }
         // The bits from HWU059 (43) on, TBI1 and TBI0, 35, and 6.
         const RESERVED: u64 = !0 << 43 | 3 << 37 | 1 << 35 | 1 << 6;
@@ -127,6 +136,7 @@ impl Regime {
         let asid = if tcr >> 22 & 1 == 1 { ttbr1 } else { ttbr0 } >> 48;
         let asid = if tcr >> 36 & 1 == 1 { asid } else { asid & 0xff };
         Ok(Self {
+            pa_bits: 48,
             tables: Some(Control {
                 halves: [
                     half(tcr, 0, Granule::of_tg0(tcr >> 14 & 3), ("TTBR0_EL1", ttbr0))?,
@@ -145,7 +155,7 @@ impl Regime {
     pub fn walk(&self, va: u64, access: Access, memory: &mut impl GuestTables) -> Result<Leaf1, Fault> {
         match &self.tables {
             Some(control) => control.walk(va, access, memory),
-            None => untranslated(va),
+            None => untranslated(va, self.pa_bits),
         }
     }
 
@@ -191,9 +201,9 @@ impl Half {
     }
 }
 
-/// With the MMU off, the output equals the address, which may have 48 bits.
-fn untranslated(va: u64) -> Result<Leaf1, Fault> {
-    if va >> 48 != 0 {
+/// With the MMU off, the output equals the address, which may have as many bits as the CPU's physical addresses.
+fn untranslated(va: u64, pa_bits: u32) -> Result<Leaf1, Fault> {
+    if va >> pa_bits != 0 {
         return Err(Fault::Stage1(FaultKind::AddressSize, 0));
     }
     // The smallest granule: what holds for a page holds for each part of it.

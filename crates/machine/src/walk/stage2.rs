@@ -7,7 +7,7 @@
 use twofold_stage2::Features;
 
 use super::{
-    ACCESSED, Access, DIRTY_BY_HARDWARE, El, FaultKind, STAGE2, Shape, Tables, Unmodelled, output_bits, require, span,
+    ACCESSED, Access, DIRTY_BY_HARDWARE, El, FaultKind, Format, Shape, Tables, Unmodelled, output_bits, require,
 };
 
 /// The memory of the tables.
@@ -28,6 +28,8 @@ pub trait Entries {
 pub struct Regime {
     /// The tag of its entries in TLBs.
     pub vmid: u16,
+    /// The format of its descriptors.
+    pub format: Format,
     root: u64,
     root_level: u8,
     ipa_bits: u32,
@@ -43,7 +45,7 @@ pub struct Regime {
 pub struct Leaf2 {
     /// The first address that it translates.
     pub ipa: u64,
-    /// Its level: 1, 2 or 3.
+    /// Its level: 0 to 3.
     pub level: u8,
     /// The descriptor, after hardware's update.
     pub raw: u64,
@@ -78,28 +80,33 @@ pub struct Stage2Fault {
 impl Regime {
     /// The regime as the registers set it up on a CPU with these features.
     pub fn new(vttbr: u64, vtcr: u64, features: &Features) -> Result<Self, Unmodelled> {
-        // NSA, NSW, HWU62 to HWU59, 24, 23, 20, and the bits from DS (32) on.
-        const RESERVED: u64 = !0 << 32 | 0x3f << 25 | 1 << 24 | 1 << 23 | 1 << 20;
+        // NSA, NSW, HWU62 to HWU59, 24, 23, 20, and the bits above DS (32), SL2 among them.
+        const RESERVED: u64 = !0 << 33 | 0x3f << 25 | 1 << 24 | 1 << 23 | 1 << 20;
         let control = |holds, why| require(holds, "VTCR_EL2", vtcr, why);
         control(vtcr & RESERVED == 0, "bits are set that are reserved or not modelled")?;
         control(vtcr >> 31 & 1 == 1, "bit 31 is RES1")?;
-        control(vtcr >> 14 & 3 == 0b00, "TG0 is not 4 KiB")?;
+        let format = Format::of(vtcr, features)?;
         control(vtcr >> 8 & 0xf == 0b0101, "walks are not write-back")?;
         control(vtcr >> 12 & 3 == 0b11, "walks are not inner shareable")?;
 
         let t0sz = (vtcr & 0x3f) as u32;
-        control((16..=39).contains(&t0sz), "T0SZ is out of bounds")?;
+        let least = if format.has_52_bits() { 12 } else { 16 };
+        control((least..=39).contains(&t0sz), "T0SZ is out of bounds")?;
         let ipa_bits = 64 - t0sz;
         control(ipa_bits <= features.pa_bits, "the IPA space is larger than the CPU's physical one")?;
-        let sl0 = vtcr >> 6 & 3;
-        control(sl0 != 3, "SL0 is reserved")?;
-        let root_level = 2 - sl0 as u8;
-        // A root table has 2 to 512 descriptors, and up to 16 tables are concatenated (Arm ARM DDI 0487K.a, D8.2.2).
-        let root_bits = ipa_bits.checked_sub(STAGE2.span_shift(root_level)).filter(|bits| (1..=9 + 4).contains(bits));
+        let root_level = format.root_level(vtcr);
+        control(root_level.is_some(), "SL0 is reserved")?;
+        let root_level = root_level.unwrap_or_default();
+        // A root table has 2 descriptors at least, and up to 16 tables are concatenated (Arm ARM DDI 0487K.a, D8.2.2).
+        let most = format.index_bits() + 4;
+        let root_bits = ipa_bits.checked_sub(format.span_shift(root_level)).filter(|bits| (1..=most).contains(bits));
         control(root_bits.is_some(), "SL0 does not fit to T0SZ")?;
         let root_size = 8u64 << root_bits.unwrap_or_default();
-        let pa_bits = output_bits(vtcr >> 16 & 7);
-        control(pa_bits.is_some(), "PS is more than 48 bits")?;
+        let pa_bits = match vtcr >> 16 & 7 {
+            0b110 if format.has_52_bits() => Some(52),
+            field => output_bits(field),
+        };
+        control(pa_bits.is_some(), "PS is reserved, or more than 48 bits that descriptors do not hold")?;
         // A size beyond what the CPU implements is treated as the implemented size.
         let pa_bits = pa_bits.unwrap_or_default().min(features.pa_bits);
 
@@ -112,11 +119,12 @@ impl Regime {
         let base = |holds, why| require(holds, "VTTBR_EL2", vttbr, why);
         base(vttbr & 1 == 0 || features.common_not_private, "CnP without FEAT_TTCNP")?;
         base(vmid_16 || vttbr >> 56 == 0, "VMID of 16 bits where VS is 0")?;
-        let root = vttbr & 0x0000_ffff_ffff_fffe;
+        let root = format.root(vttbr);
         base(root.is_multiple_of(root_size), "the root is not aligned to its size")?;
         base(root >> pa_bits == 0, "the root is beyond PS")?;
         Ok(Self {
             vmid: (vttbr >> 48) as u16,
+            format,
             root,
             root_level,
             ipa_bits,
@@ -150,7 +158,7 @@ impl Regime {
 
     /// The root: its physical address, its level, and the number of its descriptors.
     pub(super) fn root_table(&self) -> (u64, u8, u64) {
-        (self.root, self.root_level, 1 << (self.ipa_bits - STAGE2.span_shift(self.root_level)))
+        (self.root, self.root_level, 1 << (self.ipa_bits - self.format.span_shift(self.root_level)))
     }
 
     /// The descriptor that a leaf, from memory or a TLB, needs for `access`. If it is `raw`, the access is allowed as
@@ -182,21 +190,21 @@ impl Regime {
         let mut tables = Tables::default();
         let mut level = self.root_level;
         // The index is into all concatenated tables.
-        let mut entry = self.root + (ipa >> STAGE2.span_shift(level)) * 8;
+        let mut entry = self.root + (ipa >> self.format.span_shift(level)) * 8;
         let mut raw = entries.stage2(entry);
         loop {
-            let shape = STAGE2.shape(raw, level);
+            let shape = self.format.shape(raw, level);
             if shape == Shape::Invalid {
                 return Err(fault(FaultKind::Translation, level));
             }
-            let target = STAGE2.address(raw, level);
+            let target = self.format.address(raw, level);
             if !self.fits(target) {
                 return Err(fault(FaultKind::AddressSize, level));
             }
             if shape == Shape::Table {
                 tables.push(Table2 { level, entry, raw });
                 level += 1;
-                entry = target + STAGE2.offset(ipa, level);
+                entry = target + self.format.offset(ipa, level);
                 raw = entries.stage2(entry);
                 continue;
             }
@@ -207,7 +215,7 @@ impl Regime {
                 raw = now;
                 continue;
             }
-            return Ok(Leaf2 { ipa: ipa & !(span(level) - 1), level, raw: new, entry, tables });
+            return Ok(Leaf2 { ipa: ipa & !(self.format.span(level) - 1), level, raw: new, entry, tables });
         }
     }
 }
@@ -229,9 +237,9 @@ pub fn allows(raw: u64, access: Access) -> bool {
     (!access.reads() || raw & READ != 0) && (!access.writes() || raw & WRITE != 0) && (!access.executes() || executable)
 }
 
-/// The output address of a leaf at `level` for `ipa`.
+/// The output address of a leaf at `level` for `ipa`, with the 4 KiB granule.
 pub const fn output(raw: u64, level: u8, ipa: u64) -> u64 {
-    STAGE2.address(raw, level) | ipa & (span(level) - 1)
+    Format::KIB_4.output(raw, level, ipa)
 }
 
 /// Whether the guest's accesses through a leaf go through the data cache, where stage 1 has `stage1_cacheable` (Arm ARM
@@ -247,30 +255,13 @@ pub const fn is_cached(raw: u64, forced_write_back: bool, stage1_cacheable: bool
     }
 }
 
-/// The set bits of a valid descriptor that the architecture reserves, or whose meaning is not modelled (contiguous,
-/// nT). A walk ignores them; software that builds tables must not set them.
-pub const fn reserved_bits(raw: u64, level: u8, features: &Features) -> u64 {
-    const CONTIGUOUS: u64 = 1 << 52;
-    let reserved = match STAGE2.shape(raw, level) {
-        Shape::Invalid => 0,
-        Shape::Table => 0x1f << 59 | 7 << 48,
-        Shape::Leaf => {
-            let xn_0 = if features.execute_per_el { 0 } else { 1 << 53 };
-            let dbm = if features.hardware_dirty_state { 0 } else { DIRTY_BY_HARDWARE };
-            // In a block, also the address bits below its size, which include nT.
-            CONTIGUOUS | 7 << 48 | 1 << 11 | xn_0 | dbm | (span(level) - 1) & !0xfff
-        }
-    };
-    raw & reserved
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
-    use super::super::{AccessKind, Purpose};
+    use super::super::{AccessKind, Purpose, span};
     use super::*;
 
     const ALL: Features = Features {
@@ -368,12 +359,45 @@ mod tests {
         }
     }
 
+    /// The other granules, and FEAT_LPA2 (Arm ARM DDI 0487K.a, D8.2.2). The root's own address has up to 52 bits.
+    #[test]
+    fn the_shapes_of_other_granules() {
+        const LARGE: Features = Features { pa_bits: 52, granule_16k: true, lpa2_4k: true, lpa2_16k: true, ..ALL };
+        const DS: u64 = 1 << 32;
+        let (kib_16, kib_64) = (0b10 << 14, 0b01 << 14);
+        // (TG0 and DS, T0SZ, SL0, root level, bytes of the root)
+        for (granule, t0sz, sl0, level, size) in [
+            (DS, 12, 2, 0, 16 * 4096),
+            (kib_16, 32, 1, 2, 128 * 8),
+            (kib_16, 16, 2, 1, 2 * 16384),
+            (kib_16 | DS, 12, 3, 0, 32 * 8),
+            (kib_16 | DS, 13, 2, 1, 16 * 16384),
+            (kib_64, 32, 1, 2, 8 * 8),
+            (kib_64, 18, 1, 2, 16 * 65536),
+            (kib_64, 12, 2, 1, 1024 * 8),
+        ] {
+            let vtcr = VTCR & !(7 << 16 | 0xff) | 6 << 16 | granule | sl0 << 6 | t0sz;
+            // PS of 52 bits needs a format that holds them.
+            let vtcr = if granule == kib_16 { vtcr & !(7 << 16) | 5 << 16 } else { vtcr };
+            let regime = Regime::new(size, vtcr, &LARGE).unwrap_or_else(|error| panic!("{granule:#x} {t0sz}: {error}"));
+            assert_eq!((regime.root, regime.root_level), (size, level), "{granule:#x}, T0SZ {t0sz}");
+            if size > 64 {
+                assert!(Regime::new(size / 2, vtcr, &LARGE).is_err(), "{granule:#x}, T0SZ {t0sz}");
+            }
+            let high = Regime::new(size | 0xa << 2, vtcr, &LARGE).map(|regime| regime.root);
+            let is_held = granule == kib_64 || granule & DS != 0;
+            assert_eq!(high, if is_held { Ok(size | 0xa << 48) } else { high }, "{granule:#x}, T0SZ {t0sz}");
+        }
+    }
+
     #[test]
     fn registers_that_are_refused() {
         let low = |t0sz: u64, sl0: u64| VTCR & !0xff | sl0 << 6 | t0sz;
         for (vttbr, vtcr, features) in [
             (ROOT, VTCR & !(1 << 31), ALL),
-            (ROOT, VTCR | 1 << 14, ALL),
+            (ROOT, VTCR | 3 << 14, ALL),
+            (ROOT, VTCR | 2 << 14, ALL),
+            (ROOT, VTCR & !0xff | 1 << 14 | 16, Features { pa_bits: 52, ..ALL }),
             (ROOT, VTCR & !(0b01 << 10), ALL),
             (ROOT, VTCR & !(0b01 << 12), ALL),
             (ROOT, VTCR | 1 << 20, ALL),
@@ -561,7 +585,7 @@ mod tests {
             (L3 | TABLE | 1 << 63 | 1 << 59 | 1 << 50, 2, ALL, 1 << 63 | 1 << 59 | 1 << 50),
             (!1, 2, ALL, 0),
         ] {
-            assert_eq!(reserved_bits(raw, level, &features), expected, "{raw:#x} at level {level}");
+            assert_eq!(Format::KIB_4.reserved_bits(raw, level, &features), expected, "{raw:#x} at level {level}");
         }
     }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! All valid descriptors of a guest's stage-2 tables, as walks reach them.
 
+use super::Shape;
 use super::stage2::{Entries, Regime};
-use super::{STAGE2, Shape, span};
 
 /// A descriptor whose lowest bit is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,15 +37,15 @@ impl Regime {
         each: &mut impl FnMut(Visited),
     ) {
         for index in 0..count {
-            let (entry, ipa) = (table + index * 8, start + index * span(level));
+            let (entry, ipa) = (table + index * 8, start + index * self.format.span(level));
             let raw = entries.stage2(entry);
             if raw & 1 == 0 {
                 continue;
             }
-            let (shape, address) = (STAGE2.shape(raw, level), STAGE2.address(raw, level));
+            let (shape, address) = (self.format.shape(raw, level), self.format.address(raw, level));
             each(Visited { ipa, level, raw, entry, shape, fits: self.fits(address) });
             if shape == Shape::Table {
-                self.visit_table((address, level + 1, 512, ipa), entries, each);
+                self.visit_table((address, level + 1, self.format.entries(), ipa), entries, each);
             }
         }
     }

@@ -12,7 +12,7 @@ use twofold_machine::file_store::{FileStore, FileStoreOptions};
 use twofold_memory::async_fault::Arrival;
 use twofold_memory::swap::{Failure, Generations, Notify, Operation, SwapOptions, Waiter, WriteOutError, WrittenOut};
 use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Vmid};
 
 pub const PAGE: u64 = 4096;
 /// The test itself, as a waiter.
@@ -73,7 +73,7 @@ impl World {
         let machine = FastMachine::new(Arc::clone(&arena), FEATURES, 2).unwrap();
         let mut frames = Frames::new(FEATURES);
         frames.add(arena.donate());
-        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+        let geometry = Geometry::new(Kib4, 40, &FEATURES).unwrap();
         let mut memory =
             GuestMemory::new(FastPlatform(Arc::clone(&machine)), geometry, Vmid::new(1), frames, mapped).unwrap();
         memory.add_slot(Slot { range: RAM..RAM + pages * PAGE, backing: Backing::Ram, writable: true }).unwrap();

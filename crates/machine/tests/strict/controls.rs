@@ -13,7 +13,7 @@ use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::{Fault, ipa_from_hpfar};
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Pa, Platform, TableMetadata, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Pa, Platform, TableMetadata, Vmid};
 
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN};
 
@@ -73,7 +73,7 @@ fn clear_on_each_machine(tracker: Tracker, without: fn(Tlbi) -> bool, check: imp
 fn clear(machine: &Machine, cpu: &CpuHandle, (features, tracker): (Features, Tracker), without: fn(Tlbi) -> bool) {
     let mut frames = Frames::new(features);
     frames.add(machine.arena().donate());
-    let geometry = Geometry::new(Granule::KIB_4, 40, &features).unwrap();
+    let geometry = Geometry::new(Kib4, 40, &features).unwrap();
     let platform = Without { hosted: machine.platform(), without };
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Small).unwrap();
     let backing = twofold_memory::Backing::Ram;

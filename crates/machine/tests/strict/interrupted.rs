@@ -14,7 +14,7 @@ use twofold_machine::vm::Vm;
 use twofold_memory::{Answer, Done, Frames, GuestFault, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Pa, Platform, TableMetadata, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Pa, Platform, TableMetadata, Vmid};
 
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN};
 
@@ -141,7 +141,7 @@ fn guest_memory(machine: &Machine, features: Features, platform: Interrupting) -
     }
     let mut frames = Frames::new(features);
     frames.add(arena.donate());
-    let geometry = Geometry::new(Granule::KIB_4, 32, &features).unwrap();
+    let geometry = Geometry::new(Kib4, 32, &features).unwrap();
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest).unwrap();
     let (range, backing) = (RAM..RAM + HUGE_PAGES * MIB_2, twofold_memory::Backing::Ram);
     memory.add_slot(Slot { range, backing, writable: true }).unwrap();

@@ -16,7 +16,7 @@ use twofold_machine::strict::{Bbm, Breach, CpuHandle, Hosted, Machine, Options};
 use twofold_machine::vm::{RunError, Vcpu, Vm};
 use twofold_memory::dirty::{DirtyLog, DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot, SlotId};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Level, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Level, Vmid};
 
 use crate::random::{operations, seed};
 use crate::world::{MIB_2, MODERN, PAGE, PLAIN};
@@ -111,7 +111,7 @@ impl Migration {
             frames.add(machine.arena().donate_part(0, huge_pages).unwrap());
             Backing::Ram
         };
-        let geometry = Geometry::new(Granule::KIB_4, 40, &kind.features).unwrap();
+        let geometry = Geometry::new(Kib4, 40, &kind.features).unwrap();
         let mut memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(1), frames, kind.pages).unwrap();
         let slot = Slot { range: RAM..RAM + COUNT * PAGE, backing, writable: true };
         let slot = memory.add_slot(slot).unwrap();

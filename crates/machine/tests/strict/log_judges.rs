@@ -12,7 +12,7 @@ use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::primitive::{Ordering, Word};
-use twofold_stage2::{Geometry, Granule, Ipa, Level, Vmid};
+use twofold_stage2::{Geometry, Ipa, Kib4, Level, Vmid};
 
 use crate::world::{MIB_2, MODERN, PAGE};
 
@@ -41,7 +41,7 @@ impl Logged {
         let made = machine.alone(|_| {
             let mut frames = Frames::new(MODERN);
             frames.add(machine.arena().donate_part(0, 32 << 20).unwrap());
-            let geometry = Geometry::new(Granule::KIB_4, 40, &MODERN).unwrap();
+            let geometry = Geometry::new(Kib4, 40, &MODERN).unwrap();
             let mut memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(1), frames, pages).unwrap();
             let backing = twofold_memory::Backing::Ram;
             let slot = memory.add_slot(Slot { range: START..START + SIZE, backing, writable: true }).unwrap();

@@ -6,6 +6,7 @@ mod basics;
 mod come_and_go;
 mod controls;
 mod directed;
+mod granules;
 mod interrupted;
 mod log;
 mod log_judges;

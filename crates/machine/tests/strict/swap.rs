@@ -18,7 +18,7 @@ use twofold_memory::async_fault::{AbsentPage, Arrivals, Context, Host, Mode, Nex
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::swap::{Clock, Generations, SwapOptions, Waiter};
 use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Vmid};
 
 use crate::store::{Mood, Reports, Store};
 use crate::vm::programs::WorkingSet;
@@ -180,7 +180,7 @@ fn swapped(
         let mut frames = Frames::new(room.features);
         frames.add(room.arena.donate_part(0, PART).unwrap());
         let donated = frames.free();
-        let geometry = Geometry::new(Granule::KIB_4, 40, &room.features).unwrap();
+        let geometry = Geometry::new(Kib4, 40, &room.features).unwrap();
         let mut memory = GuestMemory::new(room.platform.clone(), geometry, Vmid::new(1), frames, pages).unwrap();
         let range = RAM..RAM + 4 * MIB_2;
         let slot = memory.add_slot(Slot { range, backing: Backing::Ram, writable: true }).unwrap();

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use twofold_machine::arena::{ArenaOptions, Backing};
 use twofold_machine::strict::{Bbm, Hosted, Knowledge, Machine, Options};
-use twofold_stage2::{Features, Geometry, Granule, Pa, Run, Stage2, TablePage, TableSource, Vmid};
+use twofold_stage2::{Features, Geometry, Granule, Kib4, Level, Pa, Run, Stage2, TablePage, TableSource, Vmid};
 
 pub const PAGE: u64 = 4 << 10;
 pub const MIB_2: u64 = 2 << 20;
@@ -15,6 +15,11 @@ pub const GIB: u64 = 1 << 30;
 /// All features that make the engine's sequences shorter.
 pub const MODERN: Features = Features {
     pa_bits: 48,
+    granule_4k: true,
+    granule_16k: true,
+    granule_64k: true,
+    lpa2_4k: true,
+    lpa2_16k: true,
     vmid_bits: 16,
     hardware_access_flag: true,
     hardware_dirty_state: true,
@@ -40,17 +45,22 @@ pub const PLAIN: Features = Features {
 };
 
 /// Table pages that the CPUs share.
-pub struct Pages {
+pub struct Pages<G: Granule = Kib4> {
     /// Each page with the knowledge of the CPU that returned it, which the lock transfers.
-    free: Mutex<Vec<(TablePage, Option<Knowledge>)>>,
+    free: Mutex<Vec<(TablePage<G>, Option<Knowledge>)>>,
     count: u64,
 }
 
-impl Pages {
+impl<G: Granule> Pages<G> {
     pub fn new(machine: &Machine, features: Features, count: u64) -> Self {
-        let run = machine.arena().donate_part(ROOTS * 16 * PAGE, count * PAGE).unwrap().into_run();
-        let free = run.into_pages().map(|page| (page.into_table(&features).unwrap(), None));
-        let free = free.collect::<Vec<_>>().into_iter().rev().collect();
+        let mut rest = machine.arena().donate_part(ROOTS * 16 * PAGE, count * G::SIZE).unwrap().into_run();
+        let mut free = Vec::new();
+        while !rest.is_empty() {
+            let (page, others) = rest.split_at(G::SIZE).unwrap();
+            free.push((page.into_table(&features).unwrap(), None));
+            rest = others;
+        }
+        free.reverse();
         Self { free: Mutex::new(free), count }
     }
 
@@ -60,14 +70,14 @@ impl Pages {
     }
 }
 
-impl TableSource for &Pages {
-    fn take(&mut self) -> Option<TablePage> {
+impl<G: Granule> TableSource<G> for &Pages<G> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         let (page, known) = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
         known.iter().for_each(Knowledge::learn);
         Some(page)
     }
 
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push((page, Knowledge::of_this_cpu()));
     }
 }
@@ -76,9 +86,9 @@ impl TableSource for &Pages {
 pub const ROOTS: u64 = 8;
 
 /// A machine and its table pages; the guests' frames follow these.
-pub struct World {
+pub struct World<G: Granule = Kib4> {
     pub machine: Machine,
-    pub pages: Pages,
+    pub pages: Pages<G>,
     pub features: Features,
 }
 
@@ -111,17 +121,26 @@ impl World {
         memory.tables = Some(TABLES);
         Options { cpus, seed, events_between_switches: 24, features, bbm, memory, trace: None }
     }
+}
 
+impl<G: Granule> World<G> {
     fn of(options: Options) -> Self {
         let features = options.features;
         let machine = Machine::new(options).unwrap_or_else(|error| panic!("{error}"));
-        let pages = Pages::new(&machine, features, 2048);
+        let pages = Pages::new(&machine, features, ((TABLES / 2) / G::SIZE).min(2048));
         Self { machine, pages, features }
     }
 
+    /// A machine for tables of this granule, with `memory` bytes from `base` on.
+    pub fn of_granule(features: Features, cpus: usize, seed: u64, base: Pa, memory: u64) -> Self {
+        let mut options = World::options(features, Bbm::default(), cpus, seed, memory);
+        options.memory.base = base;
+        Self::of(options)
+    }
+
     /// The empty tables of a guest. The caller has to be a CPU of the machine.
-    pub fn tables(&self, number: u64, vmid: u16, ipa_bits: u32) -> Stage2<Hosted> {
-        let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &self.features).unwrap();
+    pub fn tables(&self, number: u64, vmid: u16, ipa_bits: u32) -> Stage2<Hosted, G> {
+        let geometry = Geometry::new(G::default(), ipa_bits, &self.features).unwrap();
         let root = self.machine.arena().donate_part(number * 16 * PAGE, geometry.root_size()).unwrap();
         let root = root.into_run().into_root(&geometry).unwrap();
         Stage2::new(self.machine.platform(), self.features, geometry, Vmid::new(vmid), root).unwrap()
@@ -129,12 +148,17 @@ impl World {
 
     /// Frames of the guests, to which the hypervisor may write.
     pub fn run(&self, offset: u64, size: u64) -> Run {
-        self.machine.arena().donate_part(TABLES + offset, size).unwrap().into_run()
+        self.machine.arena().donate_part(Self::frames() + offset, size).unwrap().into_run()
     }
 
     /// The frame at `offset` bytes into the guests' frames.
     pub fn frame(&self, offset: u64) -> Pa {
-        self.machine.arena().base() + TABLES + offset
+        self.machine.arena().base() + Self::frames() + offset
+    }
+
+    /// The number of bytes before the guests' frames, which begin as a huge page does.
+    fn frames() -> u64 {
+        TABLES.max(G::default().span(Level::L2))
     }
 }
 

@@ -12,7 +12,7 @@ use twofold_machine::tasks::{
 };
 use twofold_machine::vm::Cpu;
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, IpaRange, Platform, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, IpaRange, Kib4, Platform, Vmid};
 
 use super::leaving::{Latency, Leaving, PAGE};
 
@@ -29,7 +29,7 @@ impl<H: Platform> Guest<H> {
     pub fn new(platform: H, arena: &Arena, features: Features, pages: u64) -> Self {
         let mut frames = Frames::new(features);
         frames.add(arena.donate_part(0, 32 << 20).unwrap());
-        let geometry = Geometry::new(Granule::KIB_4, 40, &features).unwrap();
+        let geometry = Geometry::new(Kib4, 40, &features).unwrap();
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Small).unwrap();
         let layout = Layout::new(pages * PAGE, 8);
         let slots = [&layout.own, &layout.array].map(|range| {

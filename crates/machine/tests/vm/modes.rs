@@ -8,7 +8,7 @@ use twofold_machine::program::Stage1Registers;
 use twofold_machine::vm::{Cpu, Left, Vm};
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::AccessKind;
-use twofold_stage2::{Geometry, Granule, Ipa, Platform, Unwatched, Vmid};
+use twofold_stage2::{Geometry, Ipa, Kib4, Platform, Unwatched, Vmid};
 use twofold_workload::mode::{MODES, Mode};
 use twofold_workload::pass::Pass;
 use twofold_workload::stage1::{Layout, Leaves, Memory, Stage1};
@@ -47,7 +47,7 @@ struct Stage1Guest {
 
 impl Stage1Guest {
     fn new<H: Platform + Clone>(room: &Room<'_, H>, layout: Layout, vmid: u16, part: u64) -> (Self, GuestMemory<H>) {
-        let geometry = Geometry::new(Granule::KIB_4, layout.pa_bits(), &room.features).unwrap();
+        let geometry = Geometry::new(Kib4, layout.pa_bits(), &room.features).unwrap();
         let mut frames = Frames::new(room.features);
         let share = u64::from(vmid - 1) * SHARE;
         frames.add(room.arena.donate_part(part * PART + share, SHARE).unwrap());

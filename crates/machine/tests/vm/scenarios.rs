@@ -9,7 +9,7 @@ use twofold_machine::program::Stage1Registers;
 use twofold_machine::vm::{Cpu, Left, RunError, Vcpu, Vm};
 use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot};
 use twofold_stage2::fault::AccessKind;
-use twofold_stage2::{Access, Attributes, Features, Geometry, Granule, Ipa, Level, Pa, Platform, Vmid, Window};
+use twofold_stage2::{Access, Attributes, Features, Geometry, Ipa, Kib4, Level, Pa, Platform, Vmid, Window};
 
 use super::programs::{Op, PAGE, Script, WorkingSet};
 
@@ -65,7 +65,7 @@ impl<H: Platform + Clone> Room<'_, H> {
 
     /// Memory without slots.
     fn empty(&self, vmid: u16, pages: Pages, frames: Frames) -> GuestMemory<H> {
-        let geometry = Geometry::new(Granule::KIB_4, 40, &self.features).unwrap();
+        let geometry = Geometry::new(Kib4, 40, &self.features).unwrap();
         GuestMemory::new(self.platform.clone(), geometry, Vmid::new(vmid), frames, pages).unwrap()
     }
 

@@ -3,7 +3,7 @@
 //! the same fault succeeds when there is memory again.
 
 use twofold_memory::{Error, Frames, GuestMemory};
-use twofold_stage2::{Geometry, Granule, Pa, Run, Vmid};
+use twofold_stage2::{Geometry, Kib4, Pa, Run, Vmid};
 
 use super::*;
 use crate::machine::guest::IPA_BITS;
@@ -160,7 +160,7 @@ fn writing_without_frames_says_where_it_stopped() {
 #[test]
 fn no_root() {
     let machine = Machine::new(PLAIN, &[(RAM, 4 * PAGE)]);
-    let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &PLAIN).unwrap();
+    let geometry = Geometry::new(Kib4, IPA_BITS, &PLAIN).unwrap();
     let mut frames = Frames::new(PLAIN);
     // Two frames, but not aligned to their size.
     frames.add(machine.donate(RAM + PAGE, 2 * PAGE));

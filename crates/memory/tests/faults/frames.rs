@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use twofold_memory::{Backing, Frames};
-use twofold_stage2::{Donated, Geometry, Granule, Pa, Run, TablePage, TableSource};
+use twofold_stage2::{Donated, Geometry, Kib4, Pa, Run, TablePage, TableSource};
 
 use super::*;
 use crate::machine::bank::LEFT_IN_CACHE;
@@ -110,7 +110,7 @@ fn roots_of_every_shape_are_taken() {
         let machine = Machine::new(PLAIN, &[(RAM, 64 * PAGE)]);
         let mut frames = Frames::new(PLAIN);
         frames.add(machine.donate(RAM + PAGE, 63 * PAGE));
-        let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &PLAIN).unwrap();
+        let geometry = Geometry::new(Kib4, ipa_bits, &PLAIN).unwrap();
         let root = frames.take_root(&geometry).unwrap().unwrap();
         assert_eq!((root.size(), root.pa().raw() % root.size()), (tables * PAGE, 0), "{ipa_bits} bits");
         assert_eq!(frames.free(), 63 - tables);

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::{Domain, Tlbi};
-use twofold_stage2::{Access, Execute, Features, Geometry, Granule, Ipa, Pa, Vmid};
+use twofold_stage2::{Access, Execute, Features, Geometry, Ipa, Kib4, Pa, Vmid};
 
 use super::platform::mmu::{Leaf, Scan};
 use super::platform::tlb::Reach;
@@ -47,7 +47,7 @@ impl RunningGuest {
     }
 
     pub fn on(machine: Rc<Machine>, frames: Frames, pages: Pages, ipa_bits: u32) -> Self {
-        let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &machine.features).unwrap();
+        let geometry = Geometry::new(Kib4, ipa_bits, &machine.features).unwrap();
         let memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(VMID), frames, pages).unwrap();
         machine.enter(memory.stage2().vttbr(), memory.stage2().vtcr());
         machine.events();

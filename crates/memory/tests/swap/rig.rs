@@ -13,7 +13,7 @@ use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::swap::{Located, Peeked, SwapOptions, Waiter, WriteOutError, WrittenOut};
 use twofold_memory::{Answer, Backing, Error, Frames, GuestFault, GuestMemory, Pages, Slot, SlotId};
 use twofold_stage2::fault::{AccessKind, FaultKind};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Pa, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Pa, Vmid};
 
 use crate::machine::guest::IPA_BITS;
 use crate::machine::platform::mmu::Leaf;
@@ -95,7 +95,7 @@ impl Rig {
             frames.add(machine.donate(start, size));
         }
         let donated = frames.free();
-        let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &plan.features).unwrap();
+        let geometry = Geometry::new(Kib4, IPA_BITS, &plan.features).unwrap();
         let mut memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(VMID), frames, plan.pages).unwrap();
         machine.enter(memory.stage2().vttbr(), memory.stage2().vtcr());
         let range = START..START + plan.count * PAGE;

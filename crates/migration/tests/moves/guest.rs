@@ -14,7 +14,7 @@ use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot, SlotId};
 use twofold_migration::postcopy::Peer;
 use twofold_migration::ram::GuestRam;
 use twofold_migration::stream::{self, Capabilities, Feature, Hello, Name};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Vmid};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::Random;
@@ -151,7 +151,7 @@ impl Place {
     /// Makes a guest without content.
     pub fn make(&mut self, slots: &[stream::Slot]) -> Result<Guest, String> {
         let frames = self.frames.take().ok_or("this place has a guest")?;
-        let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+        let geometry = Geometry::new(Kib4, 40, &FEATURES).unwrap();
         let platform = FastPlatform(Arc::clone(&self.machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(self.vmid), frames, self.pages).unwrap();
         let mut ids = Vec::new();

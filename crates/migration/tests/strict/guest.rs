@@ -7,7 +7,7 @@ use twofold_machine::arena::{ArenaOptions, Backing as Kind};
 use twofold_machine::strict::{Bbm, Hosted, Machine, Options};
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
 use twofold_migration::stream::{self, Capabilities, Hello, Name};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, Kib4, Vmid};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub const PAGE: u64 = 4096;
@@ -79,7 +79,7 @@ pub fn machine(cpus: usize, seed: u64) -> Machine {
 pub fn memory(machine: &Machine, part: u64) -> GuestMemory<Hosted> {
     let mut frames = Frames::new(FEATURES);
     frames.add(machine.arena().donate_part(part * PART, PART).unwrap());
-    let geometry = Geometry::new(Granule::KIB_4, 40, &FEATURES).unwrap();
+    let geometry = Geometry::new(Kib4, 40, &FEATURES).unwrap();
     let vmid = part as u16 + 1;
     let pages = if part == 0 { Pages::Largest } else { Pages::Small };
     let mut memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(vmid), frames, pages).unwrap();

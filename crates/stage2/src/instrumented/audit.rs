@@ -4,7 +4,7 @@
 use crate::counts::Counts;
 use crate::platform::Platform;
 use crate::table::Table;
-use crate::{Descriptor, Level, Pa, Stage2};
+use crate::{Descriptor, Granule, Level, Pa, Stage2};
 
 /// A table whose counts differ from those in its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +20,7 @@ pub struct Miscounted {
     pub found: u64,
 }
 
-impl<P: Platform> Stage2<P> {
+impl<P: Platform, G: Granule> Stage2<P, G> {
     /// How often a table was unlinked from the tree. A table and all tables below it count once.
     pub fn unlink_count(&self) -> u64 {
         self.sequence.unlinks()
@@ -36,7 +36,7 @@ impl<P: Platform> Stage2<P> {
         self.audit_table(self.root(), self.geometry().root_level())
     }
 
-    fn audit_table(&self, table: Table<'_>, level: Level) -> Result<u64, Miscounted> {
+    fn audit_table(&self, table: Table<'_, G>, level: Level) -> Result<u64, Miscounted> {
         let mut counts = Counts::EMPTY;
         let mut below = 0;
         for index in 0..table.len() {

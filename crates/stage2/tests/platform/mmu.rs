@@ -97,7 +97,7 @@ impl Mmu {
     }
 
     fn leaf(&self, ipa: u64, level: u8, raw: u64, entry: u64) -> Leaf {
-        let reserved = stage2::reserved_bits(raw, level, &self.features) | raw & IGNORED;
+        let reserved = self.regime.format.reserved_bits(raw, level, &self.features) | raw & IGNORED;
         assert_eq!(reserved, 0, "leaf {raw:#x} of level {level} has bits that are reserved or ignored");
         assert_ne!(raw >> 8 & 3, 0b01, "SH of {raw:#x} is reserved");
         Leaf { ipa: Ipa::new(ipa), level, raw, entry: Pa::new(entry) }

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{
-    Access, Donated, Features, Geometry, Granule, Ipa, Pa, Platform, Run, Stage2, TableMetadata, TablePage, Vmid,
+    Access, Donated, Features, Geometry, Ipa, Kib4, Pa, Platform, Run, Stage2, TableMetadata, TablePage, Vmid,
 };
 
 use memory::{Arena, FRAMES, ROOT, TABLES};
@@ -436,7 +436,7 @@ impl Guest {
 
     pub fn with_pages(features: Features, ipa_bits: u32, pages: u64) -> Self {
         let machine = Machine::with_arena(features, pages);
-        let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &features).unwrap();
+        let geometry = Geometry::new(Kib4, ipa_bits, &features).unwrap();
         // SAFETY: the arena is accessed only by atomics, and `Host` maps it as long as it lives.
         let donated = unsafe { Donated::new(ROOT, TABLES - ROOT + pages * KIB_4) };
         let (root, pages_of_tables) = donated.into_run().split_at(TABLES - ROOT).unwrap();

@@ -3,6 +3,7 @@
 //! nothing else.
 
 use twofold_machine::tlbi::{self, Which};
+use twofold_machine::walk::Format;
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::{Features, Ipa};
 
@@ -24,7 +25,8 @@ impl Reach {
     /// What the machine decodes the operand to. Panics on values that the manual reserves or leaves unpredictable, and
     /// on an address that is not the first of its leaf.
     pub fn decode(operation: Tlbi, operand: u64, features: &Features) -> Self {
-        let reach = tlbi::Reach::decode(operation, operand, features).unwrap_or_else(|error| panic!("{error}"));
+        let reach =
+            tlbi::Reach::decode(operation, operand, features, Format::KIB_4).unwrap_or_else(|error| panic!("{error}"));
         let Some(Which::Range { start, end, level, .. }) = reach.stage2 else { return Self::Vmid };
         assert!(start.is_multiple_of(span(level.unwrap_or(3))), "{start:#x} at level {level:?}");
         let (start, end) = (Ipa::new(start), Ipa::new(end));

@@ -6,7 +6,8 @@
 #![allow(dead_code, reason = "each test uses its own part")]
 
 use twofold_stage2::{
-    Attributes, Coalesced, Error, Ipa, IpaRange, Leaf, Level, Mapped, Pa, Platform, Stage2, TableSource, Window,
+    Attributes, Coalesced, Error, Granule, Ipa, IpaRange, Kib4, Leaf, Level, Mapped, Pa, Platform, Stage2, TableSource,
+    Window,
 };
 
 /// A window of physical memory from `pa` on.
@@ -21,15 +22,15 @@ pub const fn device(pa: Pa) -> Window {
 }
 
 /// The operations that map, by address.
-pub trait ByAddress {
+pub trait ByAddress<G: Granule = Kib4> {
     fn map(
         &self,
         ipa: Ipa,
         pa: Pa,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-    ) -> Result<Mapped, Error>;
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Mapped<G>, Error>;
 
     fn map_range(
         &self,
@@ -37,7 +38,7 @@ pub trait ByAddress {
         pa: Pa,
         largest: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
     ) -> Result<(), Error>;
 
     fn coalesce(
@@ -46,12 +47,12 @@ pub trait ByAddress {
         pa: Pa,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-        dirty: &mut dyn FnMut(Leaf),
-    ) -> Result<Coalesced, Error>;
+        tables: &mut impl TableSource<G>,
+        dirty: &mut dyn FnMut(Leaf<G>),
+    ) -> Result<Coalesced<G>, Error>;
 }
 
-impl<P: Platform> ByAddress for Stage2<P> {
+impl<P: Platform, G: Granule> ByAddress<G> for Stage2<P, G> {
     #[inline(always)]
     fn map(
         &self,
@@ -59,8 +60,8 @@ impl<P: Platform> ByAddress for Stage2<P> {
         pa: Pa,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-    ) -> Result<Mapped, Error> {
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Mapped<G>, Error> {
         self.open(device(pa), ipa).map(level, attributes, tables)
     }
 
@@ -70,7 +71,7 @@ impl<P: Platform> ByAddress for Stage2<P> {
         pa: Pa,
         largest: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
+        tables: &mut impl TableSource<G>,
     ) -> Result<(), Error> {
         let size = range.end.raw().saturating_sub(range.start.raw());
         self.open(window(pa, size), range.start).map_range(largest, attributes, tables)
@@ -82,9 +83,9 @@ impl<P: Platform> ByAddress for Stage2<P> {
         pa: Pa,
         level: Level,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-        dirty: &mut dyn FnMut(Leaf),
-    ) -> Result<Coalesced, Error> {
+        tables: &mut impl TableSource<G>,
+        dirty: &mut dyn FnMut(Leaf<G>),
+    ) -> Result<Coalesced<G>, Error> {
         self.open(device(pa), ipa).coalesce(level, attributes, tables, dirty)
     }
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Error, Geometry, Granule, Marked, Relaxed, Vmid};
+use twofold_stage2::{Error, Geometry, Kib4, Marked, Relaxed, Vmid};
 
 const WRITABLE: u64 = 1 << 7;
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
@@ -262,7 +262,7 @@ fn a_root_has_to_be_large_enough() {
     let Guest { machine, stage2, mut pool, .. } = Guest::new(HINTS, 39);
     let (root, _) = stage2.destroy(&mut pool, twofold_stage2::Unwatched);
     let (pa, host) = (root.pa(), crate::platform::Host(machine.clone()));
-    let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &HINTS).unwrap();
+    let geometry = Geometry::new(Kib4, IPA_BITS, &HINTS).unwrap();
     machine.events();
     let outcome = Stage2::new(host, HINTS, geometry, Vmid::new(1), root).map(drop);
     assert_eq!(outcome, Err(Error::Root { root: pa, size: 2 * KIB_4 }));

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{
-    Donated, Features, Geometry, Granule, Pa, Platform, Stage2, TableMetadata, TablePage, TableSource, Unwatched, Vmid,
+    Donated, Features, Geometry, Kib4, Pa, Platform, Stage2, TableMetadata, TablePage, TableSource, Unwatched, Vmid,
 };
 
 use super::mmu::{Mmu, Scan};
@@ -271,7 +271,7 @@ pub struct Guest {
 impl Guest {
     pub fn new(features: Features, ipa_bits: u32, pages: u64) -> Self {
         let world = World::new(pages);
-        let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &features).unwrap();
+        let geometry = Geometry::new(Kib4, ipa_bits, &features).unwrap();
         // SAFETY: the arena is accessed only by atomics, and `Cpus` maps it as long as it lives.
         let donated = unsafe { Donated::new(ROOT, ROOT_SIZE + pages * KIB_4) };
         let (root, rest) = donated.into_run().split_at(ROOT_SIZE).unwrap();

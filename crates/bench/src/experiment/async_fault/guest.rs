@@ -16,7 +16,7 @@ use twofold_machine::vm::FastCpu;
 use twofold_memory::async_fault::Mode;
 use twofold_memory::swap::SwapOptions;
 use twofold_memory::{Backing as SlotBacking, Frames, GuestMemory, Pages, Slot};
-use twofold_stage2::{Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Geometry, Ipa, Kib4, Vmid};
 
 use super::plan::{Bm, PAGE};
 use crate::features::TODAY;
@@ -59,7 +59,7 @@ impl Guest {
         let cpus = (0..bm.vcpus as usize).map(|number| FastCpu { machine: Arc::clone(&machine), number }).collect();
         let mut frames = Frames::new(TODAY);
         frames.add(arena.donate_part(0, memory(bm, &layout)).context("the machine's memory is smaller than its plan")?);
-        let geometry = Geometry::new(Granule::KIB_4, ADDRESS_BITS, &TODAY)?;
+        let geometry = Geometry::new(Kib4, ADDRESS_BITS, &TODAY)?;
         let mut memory = GuestMemory::new(FastPlatform(machine), geometry, Vmid::new(1), frames, Pages::Small)?;
         for range in [&layout.own, &layout.array] {
             memory.add_slot(Slot { range: range.clone(), backing: SlotBacking::Ram, writable: true })?;

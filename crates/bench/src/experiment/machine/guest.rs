@@ -12,7 +12,7 @@ use twofold_machine::fast::{FastMachine, FastPlatform, HostCaches, this_cpu};
 use twofold_machine::guest_tables::TablesInRam;
 use twofold_machine::program::Stage1Registers;
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
-use twofold_stage2::{Features, Geometry, Granule, Ipa, IpaRange, Level, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, IpaRange, Kib4, Level, Vmid};
 use twofold_workload::stage1::{Memory, Stage1};
 
 use super::memory::Plan;
@@ -42,7 +42,7 @@ impl MachineGuest {
         let (donated, tables) = plan.parts(&arena)?;
         let mut frames = Frames::new(features);
         frames.add(tables);
-        let geometry = Geometry::new(Granule::KIB_4, plan.layout.pa_bits(), &features)?;
+        let geometry = Geometry::new(Kib4, plan.layout.pa_bits(), &features)?;
         let platform = FastPlatform(Arc::clone(&machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest)?;
         memory.set_policies(setup.policies, this_cpu);

@@ -14,7 +14,7 @@ use twofold_machine::vm::Vm;
 use twofold_memory::swap::{PageStore, SwapOptions};
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
 use twofold_migration::stream;
-use twofold_stage2::{Geometry, Granule, Ipa, Pa, Vmid};
+use twofold_stage2::{Geometry, Ipa, Kib4, Pa, Vmid};
 
 use super::arrivals::Arrivals;
 use super::settings::{ADDRESS_BITS, PAGE, Settings};
@@ -86,7 +86,7 @@ impl Place {
         let frames = self.frames.take().context("this place has a guest")?;
         let arrivals = Arc::new(Arrivals::new(settings.vcpus));
         let mut memory = {
-            let geometry = Geometry::new(Granule::KIB_4, ADDRESS_BITS.into(), &TODAY)?;
+            let geometry = Geometry::new(Kib4, ADDRESS_BITS.into(), &TODAY)?;
             GuestMemory::new(FastPlatform(Arc::clone(&self.machine)), geometry, Vmid::new(1), frames, Pages::Largest)?
         };
         let mut ids = Vec::new();

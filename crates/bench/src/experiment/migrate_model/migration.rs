@@ -20,7 +20,7 @@ use twofold_migration::precopy::{Host, Postcopy, Precopy, Progress, Sent};
 use twofold_migration::ram::{GuestRam, PageRead, RamError, SourceRam};
 use twofold_migration::stream::{Compression, Hello, Name, Slot as SentSlot};
 use twofold_migration::{Answers, Cancel, Section};
-use twofold_stage2::{Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Geometry, Ipa, Kib4, Vmid};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::clocks::{Clocks, Cost, Link, Spent};
@@ -140,7 +140,7 @@ fn machine(guest: &Guest, counters: &Arc<Counters>) -> anyhow::Result<Machine> {
     let cpus =
         (0..guest.vcpus as usize).map(|number| CountedCpu(FastCpu { machine: Arc::clone(&machine), number })).collect();
     let platform = CountedPlatform::new(machine, Arc::clone(counters));
-    let geometry = Geometry::new(Granule::KIB_4, ADDRESS_BITS, &TODAY)?;
+    let geometry = Geometry::new(Kib4, ADDRESS_BITS, &TODAY)?;
     let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Leaves::Largest)?;
     let start = Ipa::new(START);
     let id = memory.add_slot(Slot { range: start..start + guest.bytes, backing: Backing::Ram, writable: true })?;

@@ -11,7 +11,7 @@ use twofold_memory::dirty::{LogOptions, Tracker};
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
 use twofold_migration::ram::GuestRam;
 use twofold_migration::stream::{Hello, Name, Slot as SentSlot};
-use twofold_stage2::{Geometry, Granule, Ipa, Vmid};
+use twofold_stage2::{Geometry, Ipa, Kib4, Vmid};
 
 use super::plan::Plan;
 use crate::features::TODAY;
@@ -39,7 +39,7 @@ impl Guest {
         let mut frames = Frames::new(TODAY);
         frames.add(arena.donate_part(0, bytes).context("the machine's memory is smaller than its plan")?);
         let machine = FastMachine::new(arena, TODAY, 1)?;
-        let geometry = Geometry::new(Granule::KIB_4, ADDRESS_BITS, &TODAY)?;
+        let geometry = Geometry::new(Kib4, ADDRESS_BITS, &TODAY)?;
         let platform = FastPlatform(Arc::clone(&machine));
         let mut memory = GuestMemory::new(platform, geometry, Vmid::new(1), frames, Pages::Largest)?;
         let mut slots = Vec::new();

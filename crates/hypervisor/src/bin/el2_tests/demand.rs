@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use twofold_hypervisor::abort;
 use twofold_memory::{Answer, Backing, Done, GuestFault, GuestMemory, Pages, Slot, SlotId};
-use twofold_stage2::{Geometry, Granule, Ipa, IpaRange, Pa, Window};
+use twofold_stage2::{Geometry, Ipa, IpaRange, Kib4, Pa, Window};
 
 use crate::agent::{self, Agent, Command};
 use crate::check::{Failure, Outcome};
@@ -39,7 +39,7 @@ pub const AGENT: Ipa = Ipa::new(0x4000_0000);
 impl Demand {
     /// A guest with `ram` bytes of RAM at [`RAM`].
     pub fn new(machine: &mut Machine, pages: Pages, ram: u64) -> Outcome<Self> {
-        let geometry = Geometry::new(Granule::KIB_4, IPA_BITS, &machine.features)?;
+        let geometry = Geometry::new(Kib4, IPA_BITS, &machine.features)?;
         let frames = machine.used_frames(32 * BLOCK_2M)?;
         // SAFETY: EL2 maps all RAM one to one; only this guest uses the frames.
         let platform = unsafe { Omit::new(machine.metadata) };

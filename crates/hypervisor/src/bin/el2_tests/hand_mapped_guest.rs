@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use twofold_hypervisor::sysreg::isb;
 use twofold_hypervisor::write_sysreg;
 use twofold_stage2::{
-    Access, Attributes, Broken, Error, Execute, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa,
+    Access, Attributes, Broken, Error, Execute, Geometry, Ipa, IpaRange, Kib4, Leaf, Level, Mapped, Marked, Pa,
     Relaxed, Stage2, Vmid, Window,
 };
 
@@ -41,7 +41,7 @@ impl HandMappedGuest {
 
     /// The same with an IPA space of `ipa_bits` bits.
     pub fn with_ipa_bits(machine: &mut Machine, vmid: Vmid, ipa_bits: u32) -> Outcome<Self> {
-        let geometry = Geometry::new(Granule::KIB_4, ipa_bits, &machine.features)?;
+        let geometry = Geometry::new(Kib4, ipa_bits, &machine.features)?;
         let root = machine.frames.take_root(&geometry).ok_or_else(|| Failure::new("no memory for a root"))??;
         // SAFETY: EL2 maps all RAM one to one; the frames come from `memory::take_over`, and are only ever reused for
         // guests.
@@ -105,7 +105,7 @@ impl HandMappedGuest {
     ) -> Result<Mapped, Error> {
         // SAFETY: the memory belongs to the test, or surrounds that memory. The agent accesses only the memory that the
         // test selects, and EL2 accesses it only by volatile accesses.
-        let window = unsafe { Window::new(pa, Granule::KIB_4.span(level)) };
+        let window = unsafe { Window::new(pa, Kib4.span(level)) };
         self.stage2.open(window, ipa).map(level, attributes, &mut machine.frames)
     }
 

@@ -7,6 +7,8 @@
 //! (`--nocapture`).
 
 mod counts;
+mod granules;
+mod layout;
 mod lent;
 mod operation;
 mod writes;
@@ -15,10 +17,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_machine::strict::{CpuHandle, Hosted, Program};
-use twofold_stage2::{Features, Stage2, TablePage, TableSource, Unwatched};
+use twofold_stage2::{Features, Granule, Kib4, Stage2, TablePage, TableSource, Unwatched};
 
 use crate::world::{GIB, MODERN, PLAIN, Pages, World};
 use counts::Counts;
+use layout::Layout;
 use lent::LentMemory;
 use operation::Worker;
 
@@ -54,15 +57,15 @@ fn judge_random_operations_with_two_bits_of_vmid() {
 }
 
 /// Table pages, of which some requests are refused.
-pub struct Scarce<'a> {
-    pub pages: &'a Pages,
+pub struct Scarce<'a, G: Granule = Kib4> {
+    pub pages: &'a Pages<G>,
     pub cpu: &'a CpuHandle,
     /// One in this number of requests is refused; 0 for none.
     pub one_in: u64,
 }
 
-impl TableSource for Scarce<'_> {
-    fn take(&mut self) -> Option<TablePage> {
+impl<G: Granule> TableSource<G> for Scarce<'_, G> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         if self.one_in > 0 && self.cpu.draw(self.one_in) == 0 {
             return None;
         }
@@ -70,20 +73,25 @@ impl TableSource for Scarce<'_> {
         pages.take()
     }
 
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         let mut pages = self.pages;
         pages.give(page);
     }
 }
 
 /// The tables of the guests, which share the machine.
-struct Guests {
-    tables: Vec<Stage2<Hosted>>,
+struct Guests<G: Granule> {
+    tables: Vec<Stage2<Hosted, G>>,
     lent: LentMemory,
 }
 
 /// Runs `total` operations, on a new machine with the next seed for each run.
 pub fn random_operations(machine: impl Fn(u64) -> World, total: u64, first_seed: u64) {
+    random_operations_at(Layout::new(36, GIB, true), machine, total, first_seed);
+}
+
+/// The same with guests' memory as the layout has it.
+fn random_operations_at<G: Granule>(layout: Layout<G>, machine: impl Fn(u64) -> World<G>, total: u64, first_seed: u64) {
     let counts = Mutex::new(Counts::default());
     let mut done = 0;
     let mut seed = first_seed;
@@ -92,17 +100,17 @@ pub fn random_operations(machine: impl Fn(u64) -> World, total: u64, first_seed:
         let world = machine(seed);
         let left = AtomicU64::new(now);
         let guests = world.machine.alone(|cpu| {
-            let tables = (0..2).map(|number| world.tables(number, number as u16 + 1, 36));
+            let tables = (0..2).map(|number| world.tables(number, number as u16 + 1, layout.ipa_bits));
             let tables: Vec<_> = tables.collect();
-            operation::write_guest_tables(&world, tables.len());
+            layout.write_guest_tables(&world, tables.len());
             cpu.load(0);
-            let lent = LentMemory::new(&world, tables.len());
+            let lent = LentMemory::new(&world, &layout, tables.len());
             Guests { tables, lent }
         });
         let guests = guests.unwrap_or_else(|breach| panic!("{breach}"));
         let programs = (0..CPUS).map(|_| -> Program<'_> {
             Box::new(|cpu| {
-                let mut worker = Worker::new(cpu, &world, &guests.tables, &guests.lent);
+                let mut worker = Worker::new(cpu, &world, layout, &guests.tables, &guests.lent);
                 while left.load(Ordering::Relaxed) > 0 {
                     let done = worker.step();
                     let _ =
@@ -114,21 +122,21 @@ pub fn random_operations(machine: impl Fn(u64) -> World, total: u64, first_seed:
         });
         let ended = world.machine.run(programs.collect());
         ended.unwrap_or_else(|breach| panic!("{breach}"));
-        world.machine.alone(|_| end(&world, guests)).unwrap_or_else(|breach| panic!("{breach}"));
+        world.machine.alone(|_| end(&world, &layout, guests)).unwrap_or_else(|breach| panic!("{breach}"));
         done += now;
         seed += 1;
     }
-    println!("{}", counts.into_inner().unwrap());
+    println!("{}\n{}", layout.name(), counts.into_inner().unwrap());
 }
 
 /// Checks that the table metadata is right and that every page is returned.
-fn end(world: &World, guests: Guests) {
+fn end<G: Granule>(world: &World<G>, layout: &Layout<G>, guests: Guests<G>) {
     let in_trees: u64 =
         guests.tables.iter().map(|tables| tables.audit().unwrap_or_else(|error| panic!("{error}"))).sum();
     assert_eq!(world.pages.out(), in_trees, "pages are lost");
-    guests.tables.iter().enumerate().for_each(|(guest, tables)| guests.lent.check(world, guest, tables));
+    guests.tables.iter().enumerate().for_each(|(guest, tables)| guests.lent.check(world, layout, guest, tables));
     let roots: Vec<_> =
         guests.tables.into_iter().map(|tables| tables.destroy(&mut &world.pages, Unwatched).0).collect();
-    guests.lent.end(&roots);
+    guests.lent.end(layout, &roots);
     assert_eq!(world.pages.out(), 0, "pages are lost");
 }

@@ -6,19 +6,20 @@
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 
-use twofold_machine::program::{Abort, Exit, Instructions, Stage1Registers};
+use twofold_machine::program::{Abort, Exit, Instructions};
 use twofold_machine::strict::{CpuHandle, Hosted, StrictVcpu, Withdrawn};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
 use twofold_stage2::{
-    Access, Attributes, Broken, Coalesced, Error, Execute, Grant, Ipa, IpaRange, Leaf, Level, Mapped, Marked, Pa,
+    Access, Attributes, Broken, Coalesced, Error, Execute, Grant, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked,
     Relaxed, RemovalWatcher, Stage2,
 };
 
 use super::Scarce;
 use super::counts::Counts;
+use super::layout::{HUGE_PAGE_COUNT, Layout};
 use super::lent::LentMemory;
 use crate::window::window;
-use crate::world::{GIB, MIB_2, PAGE, World};
+use crate::world::World;
 
 /// The operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,76 +87,40 @@ impl Kind {
     }
 }
 
-/// The layout of a guest's memory: some huge pages (2 MiB), and a block of 1 GiB.
-pub const HUGE_PAGES: u64 = GIB;
-pub const HUGE_PAGE_COUNT: u64 = 3;
-const BLOCK: u64 = 2 * GIB;
-/// The page of the first huge page that holds the guest's own table.
-pub const TABLE: u64 = HUGE_PAGES + 100 * PAGE;
-
-/// The span of a leaf, by its level.
-const SPANS: [u64; 4] = [0, GIB, MIB_2, PAGE];
-
-/// The pages of a huge page that are used most: adjacent ones, and the edges of 64-page words.
-pub const PAGES: [u64; 8] = [0, 1, 2, 63, 64, 65, 510, 511];
-
-/// One of the two frames of a guest's page.
-pub fn frame(world: &World, guest: usize, ipa: u64, choice: u64) -> Pa {
-    if ipa >= BLOCK {
-        return Pa::new(BLOCK + (guest as u64 * 2 + choice) * GIB + (ipa - BLOCK));
-    }
-    let huge_page = (ipa - HUGE_PAGES) / MIB_2;
-    let number = (guest as u64 * 2 + choice) * HUGE_PAGE_COUNT + huge_page;
-    world.frame(number * MIB_2 + ipa % MIB_2)
-}
-
-/// The guest's own table, of level 1: its entries map everything to itself, and their access flags are set on use.
-pub fn guest_table() -> [u64; 8] {
-    std::array::from_fn(|entry| (entry as u64 * GIB) | 0b01 | (3 << 8))
-}
-
-pub fn write_guest_tables(world: &World, guests: usize) {
-    for guest in 0..guests {
-        for choice in 0..2 {
-            for (entry, raw) in (0..).zip(guest_table()) {
-                let at = frame(world, guest, TABLE + entry * 8, choice);
-                world.machine.arena().store(at, raw).expect("the frame is there");
-            }
-        }
-    }
-}
-
-/// Its registers: 39 bits, 4 KiB, one half, access flags by hardware.
-const STAGE1: Stage1Registers =
-    Stage1Registers { sctlr: 1, tcr: 1 << 39 | 5 << 32 | 1 << 23 | 0x35 << 8 | 25, ttbr0: TABLE, ttbr1: 0, mair: 0xff };
-
-pub struct Worker<'a> {
+pub struct Worker<'a, G: Granule> {
     cpu: &'a CpuHandle,
-    world: &'a World,
-    tables: &'a [Stage2<Hosted>],
+    world: &'a World<G>,
+    layout: Layout<G>,
+    tables: &'a [Stage2<Hosted, G>],
     lent: &'a LentMemory,
     /// The vCPU of each guest that ran last on this CPU.
     vcpus: Vec<Option<u32>>,
-    pages: Scarce<'a>,
+    pages: Scarce<'a, G>,
     counts: Counts,
     operations: u64,
 }
 
 /// Collects the removed leaves.
-pub struct Collect<'a>(pub &'a RefCell<Vec<Broken>>);
+pub struct Collect<'a, G: Granule>(pub &'a RefCell<Vec<Broken<G>>>);
 
-impl RemovalWatcher for Collect<'_> {
+impl<G: Granule> RemovalWatcher<G> for Collect<'_, G> {
     const WATCHES: bool = true;
 
-    fn leaf(&mut self, leaf: Broken) {
+    fn leaf(&mut self, leaf: Broken<G>) {
         self.0.borrow_mut().push(leaf);
     }
 }
 
-impl<'a> Worker<'a> {
-    pub fn new(cpu: &'a CpuHandle, world: &'a World, tables: &'a [Stage2<Hosted>], lent: &'a LentMemory) -> Self {
+impl<'a, G: Granule> Worker<'a, G> {
+    pub fn new(
+        cpu: &'a CpuHandle,
+        world: &'a World<G>,
+        layout: Layout<G>,
+        tables: &'a [Stage2<Hosted, G>],
+        lent: &'a LentMemory,
+    ) -> Self {
         let (pages, counts) = (Scarce { pages: &world.pages, cpu, one_in: 40 }, Counts::default());
-        Self { cpu, world, tables, lent, vcpus: vec![None; tables.len()], pages, counts, operations: 0 }
+        Self { cpu, world, layout, tables, lent, vcpus: vec![None; tables.len()], pages, counts, operations: 0 }
     }
 
     pub fn end(self) -> Counts {
@@ -171,8 +136,13 @@ impl<'a> Worker<'a> {
             self.run_guest(guest);
         }
         let kind = Kind::ALL[self.cpu.draw(Kind::ALL.len() as u64) as usize];
-        let level = 1 + self.cpu.draw(3) as u8;
-        let page = if level == 1 { BLOCK + self.page() % GIB } else { self.page() };
+        let (level, page) = match self.layout.giant {
+            Some(giant) => {
+                let level = 1 + self.cpu.draw(3) as u8;
+                (level, if level == 1 { giant + self.page() % span_of::<G>(1) } else { self.page() })
+            }
+            None => (2 + self.cpu.draw(2) as u8, self.page()),
+        };
         let before = self.operations;
         // In one case of four, the operation meets the current state.
         if self.cpu.draw(4) != 0 {
@@ -194,7 +164,7 @@ impl<'a> Worker<'a> {
 
     /// Makes a leaf of this level there, in a state in which the operation has an effect.
     fn prepare(&mut self, kind: Kind, guest: usize, level: u8, page: u64) -> Result<(), Error> {
-        let span = SPANS[usize::from(level)];
+        let span = span_of::<G>(level);
         let start = Ipa::new(page & !(span - 1));
         if kind == Kind::Map || kind == Kind::MapRange && self.cpu.draw(2) == 0 {
             return self.unmap(guest, start..start + span);
@@ -234,34 +204,46 @@ impl<'a> Worker<'a> {
     }
 
     fn page(&self) -> u64 {
-        let page = PAGES[self.cpu.draw(PAGES.len() as u64) as usize] * PAGE;
-        if self.cpu.draw(3) == 0 {
-            return BLOCK + [0, 1, 511][self.cpu.draw(3) as usize] * MIB_2 + page;
+        let page = Layout::<G>::PAGES[self.cpu.draw(8) as usize] * G::SIZE;
+        if let Some(giant) = self.layout.giant
+            && self.cpu.draw(3) == 0
+        {
+            return giant + [0, 1, G::ENTRIES as u64 - 1][self.cpu.draw(3) as usize] * span_of::<G>(2) + page;
         }
-        HUGE_PAGES + self.cpu.draw(HUGE_PAGE_COUNT) * MIB_2 + page
+        self.layout.start + self.cpu.draw(HUGE_PAGE_COUNT) * span_of::<G>(2) + page
     }
 
     fn range(&self) -> IpaRange {
         let page = self.page();
         let (start, size) = match self.cpu.draw(16) {
-            0..8 => (page, PAGE * (1 + self.cpu.draw(3))),
-            8..11 => (page & !(64 * PAGE - 1), 64 * PAGE),
-            11..14 => (page & !(MIB_2 - 1), MIB_2),
-            _ if page >= BLOCK => (BLOCK, GIB),
-            _ => (HUGE_PAGES, HUGE_PAGE_COUNT * MIB_2),
+            0..8 => (page, G::SIZE * (1 + self.cpu.draw(3))),
+            8..11 => (page & !(64 * G::SIZE - 1), 64 * G::SIZE),
+            11..14 => (page & !(span_of::<G>(2) - 1), span_of::<G>(2)),
+            _ if self.layout.is_giant(page) => (page & !(span_of::<G>(1) - 1), span_of::<G>(1)),
+            _ => (self.layout.start, HUGE_PAGE_COUNT * span_of::<G>(2)),
         };
-        let end = if page >= BLOCK { BLOCK + GIB } else { HUGE_PAGES + HUGE_PAGE_COUNT * MIB_2 };
+        let end = match self.layout.giant {
+            Some(giant) if page >= giant => giant + span_of::<G>(1),
+            _ => self.layout.end(),
+        };
         Ipa::new(start)..Ipa::new((start + size).min(end))
+    }
+
+    /// The part of a mask of pages that is inside the IPA space: its first page at least.
+    fn inside(&self, first: Ipa, mask: u64) -> u64 {
+        let pages = ((1 << self.layout.ipa_bits) - first.raw()) / G::SIZE;
+        let kept = mask & (u64::MAX >> (64 - pages.min(64)));
+        if kept == 0 { 1 } else { kept }
     }
 
     /// A level, and the start of the leaf of that level around a page.
     fn leaf_around(&self, page: u64) -> (Level, u64) {
         let level = match self.cpu.draw(4) {
-            0 if page >= BLOCK => 1,
+            0 if self.layout.is_giant(page) => 1,
             0 | 1 => 2,
             _ => 3,
         };
-        let span = SPANS[usize::from(level)];
+        let span = span_of::<G>(level);
         (Level::new(level).unwrap(), page & !(span - 1))
     }
 
@@ -280,23 +262,23 @@ impl<'a> Worker<'a> {
     }
 
     /// The right to map a leaf: of memory that is lent there, or of one of the two frames.
-    fn grant(&self, kind: Kind, guest: usize, ipa: Ipa, size: u64) -> Grant<'a, Hosted> {
+    fn grant(&self, kind: Kind, guest: usize, ipa: Ipa, size: u64) -> Grant<'a, Hosted, G> {
         let (tables, choice) = (&self.tables[guest], self.cpu.draw(2));
         // A coalesce does not clean what is mapped, which must be the block's own memory. Here it may be another frame.
         let may_be_lent = kind != Kind::Coalesce || self.world.features.forced_write_back;
         let is_lent = self.cpu.draw(3) == 0 && may_be_lent;
-        let lent = if is_lent { self.lent.grant(guest, tables, ipa, size) } else { None };
-        lent.unwrap_or_else(|| tables.open(window(frame(self.world, guest, ipa.raw(), choice), size), ipa))
+        let lent = if is_lent { self.lent.grant(&self.layout, guest, tables, ipa, size) } else { None };
+        lent.unwrap_or_else(|| tables.open(window(self.layout.frame(self.world, guest, ipa.raw(), choice), size), ipa))
     }
 
     /// Lends memory for the page, or for its huge page, if none is lent there, and maps it.
     fn map_lent(&mut self, guest: usize, level: u8, page: u64) -> Result<(), Error> {
-        let Some(at) = lent_at(level, page) else { return Ok(()) };
+        let Some(at) = lent_at(&self.layout, level, page) else { return Ok(()) };
         let tables = &self.tables[guest];
-        if self.lent.grant(guest, tables, at.0, at.1).is_none() {
-            self.lent.lend(self.world, guest, tables, at);
+        if self.lent.grant(&self.layout, guest, tables, at.0, at.1).is_none() {
+            self.lent.lend(self.world, &self.layout, guest, tables, at);
         }
-        let Some(grant) = self.lent.grant(guest, tables, at.0, at.1) else { return Ok(()) };
+        let Some(grant) = self.lent.grant(&self.layout, guest, tables, at.0, at.1) else { return Ok(()) };
         self.operations += 1;
         let (attributes, largest) = (self.attributes(), Level::new(level).unwrap());
         if level < 3 && self.world.features.forced_write_back && self.cpu.draw(2) == 0 {
@@ -307,9 +289,9 @@ impl<'a> Worker<'a> {
 
     /// Takes lent memory away, while other CPUs map it.
     fn withdraw(&mut self, guest: usize, level: u8, page: u64) -> Result<(), Error> {
-        let Some(at) = lent_at(level, page) else { return Ok(()) };
+        let Some(at) = lent_at(&self.layout, level, page) else { return Ok(()) };
         self.operations += 1;
-        let leaves = self.lent.withdraw(self.cpu, guest, &self.tables[guest], at, &mut self.pages)?;
+        let leaves = self.lent.withdraw((self.cpu, &self.layout), guest, &self.tables[guest], at, &mut self.pages)?;
         leaves.iter().take(4).for_each(|leaf| self.effect(Kind::Withdraw, leaf));
         Ok(())
     }
@@ -317,7 +299,7 @@ impl<'a> Worker<'a> {
     /// Maps a leaf, which may replace smaller ones.
     fn put(&mut self, kind: Kind, guest: usize, level: Level, ipa: u64, attributes: &Attributes) -> Result<(), Error> {
         self.operations += 1;
-        let grant = self.grant(kind, guest, Ipa::new(ipa), SPANS[usize::from(level.raw())]);
+        let grant = self.grant(kind, guest, Ipa::new(ipa), span_of::<G>(level.raw()));
         let kind = if kind == Kind::Coalesce {
             match grant.coalesce(level, attributes, &mut self.pages, &mut |_| ())? {
                 Coalesced::Done { .. } => Kind::Coalesce,
@@ -343,25 +325,25 @@ impl<'a> Worker<'a> {
         let flushed = tables.unmap(range.clone(), &mut self.pages, Collect(&removed))?.complete();
         cpu.expect_flushed(tables.vttbr(), &range, &before_it, Withdrawn::Everything);
         let freed = flushed.free(&mut self.pages);
-        let removed = removed.into_inner().into_iter().take(4).filter_map(|leaf: Broken| leaf.open(&freed));
+        let removed = removed.into_inner().into_iter().take(4).filter_map(|leaf: Broken<G>| leaf.open(&freed));
         removed.for_each(|leaf| self.effect(Kind::Unmap, &leaf));
         Ok(())
     }
 
     fn operation(&mut self, kind: Kind, guest: usize, level: u8, page: u64) -> Result<(), Error> {
         let (cpu, attributes) = (self.cpu, self.attributes());
-        let span = SPANS[usize::from(level)];
+        let span = span_of::<G>(level);
         // Mostly the leaf itself, or a part of it; at times any range.
         let leaf = Ipa::new(page & !(span - 1))..Ipa::new((page & !(span - 1)) + span);
         let range = match cpu.draw(4) {
             0 => self.range(),
-            1 => Ipa::new(page)..Ipa::new(page + PAGE),
+            1 => Ipa::new(page)..Ipa::new(page + G::SIZE),
             _ => leaf.clone(),
         };
         match kind {
             Kind::Map | Kind::Replace | Kind::Coalesce => {
                 let level = if kind == Kind::Coalesce { level.min(2) } else { level };
-                let ipa = page & !(SPANS[usize::from(level)] - 1);
+                let ipa = page & !(span_of::<G>(level) - 1);
                 return self.put(kind, guest, Level::new(level).unwrap(), ipa, &attributes);
             }
             Kind::Unmap => return self.unmap(guest, range),
@@ -372,9 +354,13 @@ impl<'a> Worker<'a> {
         match kind {
             Kind::Map | Kind::Replace | Kind::Coalesce | Kind::Unmap | Kind::Withdraw => {}
             Kind::MapRange => {
-                let range = if range.end - range.start > 2 * MIB_2 { leaf } else { range };
+                let range = if range.end - range.start > 2 * span_of::<G>(2) { leaf } else { range };
                 let largest = Level::new(if level == 1 { 1 } else { 1 + cpu.draw(3) as u8 }).unwrap();
-                let size = (range.end - range.start).min(if largest == Level::L1 { GIB } else { 2 * MIB_2 });
+                let size = (range.end - range.start).min(if largest == Level::L1 {
+                    span_of::<G>(1)
+                } else {
+                    2 * span_of::<G>(2)
+                });
                 let before = tables.look_up(range.start);
                 self.grant(kind, guest, range.start, size).map_range(largest, &attributes, &mut self.pages)?;
                 match tables.look_up(range.start) {
@@ -399,8 +385,8 @@ impl<'a> Worker<'a> {
                 let (pending, range) = if kind == Kind::WriteProtect {
                     (tables.write_protect(range.clone())?, range)
                 } else {
-                    let mask = 1 << cpu.draw(3) | 1 << cpu.draw(8);
-                    let end = range.start + PAGE * u64::from(64 - u64::leading_zeros(mask));
+                    let mask = self.inside(range.start, 1 << cpu.draw(3) | 1 << cpu.draw(8));
+                    let end = range.start + G::SIZE * u64::from(64 - u64::leading_zeros(mask));
                     (tables.write_protect_mask(range.start, mask)?, range.start..end)
                 };
                 let any = !pending.is_empty();
@@ -456,7 +442,7 @@ impl<'a> Worker<'a> {
                 let pending = if kind == Kind::SetDbmClean {
                     tables.set_dbm_clean(range.clone())?
                 } else {
-                    tables.set_dbm_clean_mask(range.start, 1 | 1 << cpu.draw(8))?
+                    tables.set_dbm_clean_mask(range.start, self.inside(range.start, 1 | 1 << cpu.draw(8)))?
                 };
                 let any = !pending.is_empty();
                 let seen = cpu.knowledge();
@@ -495,9 +481,10 @@ impl<'a> Worker<'a> {
             Kind::Split => {
                 let before = tables.look_up(range.start);
                 // Splitting all of 1 GiB at once is much work, so it is rare.
-                let is_all = range.end - range.start == GIB;
-                let range = if is_all && cpu.draw(256) != 0 { range.start..range.start + MIB_2 } else { range };
-                let chunk = if is_all { GIB } else { PAGE << cpu.draw(10) };
+                let is_all = range.end - range.start == span_of::<G>(1);
+                let range =
+                    if is_all && cpu.draw(256) != 0 { range.start..range.start + span_of::<G>(2) } else { range };
+                let chunk = if is_all { span_of::<G>(1) } else { G::SIZE << cpu.draw(10) };
                 let split = tables.split(range, chunk, &mut self.pages, |_, _| ControlFlow::Continue(()))?;
                 self.effect_if(split.blocks > 0, kind, before.filter(|leaf| leaf.level < Level::L3));
             }
@@ -505,11 +492,11 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    fn effect(&mut self, kind: Kind, leaf: &Leaf) {
+    fn effect(&mut self, kind: Kind, leaf: &Leaf<G>) {
         self.counts.effect(kind, leaf.level.raw(), leaf.descriptor.is_hardware_tracked());
     }
 
-    fn effect_if(&mut self, any: bool, kind: Kind, leaf: Option<Leaf>) {
+    fn effect_if(&mut self, any: bool, kind: Kind, leaf: Option<Leaf<G>>) {
         if let (true, Some(leaf)) = (any, leaf) {
             self.effect(kind, &leaf);
         }
@@ -517,8 +504,7 @@ impl<'a> Worker<'a> {
 
     fn effects_of(&mut self, kind: Kind, guest: usize, marks: &[Marked]) {
         for marked in marks.iter().take(4) {
-            let first =
-                marked.ipa.raw() + u64::from(marked.mask.trailing_zeros()) * SPANS[usize::from(marked.level.raw())];
+            let first = marked.ipa.raw() + u64::from(marked.mask.trailing_zeros()) * span_of::<G>(marked.level.raw());
             if let Some(leaf) = self.tables[guest].look_up(Ipa::new(first)) {
                 self.effect(kind, &leaf);
             }
@@ -534,8 +520,8 @@ impl<'a> Worker<'a> {
         }
         self.vcpus[number] = Some(vcpu);
         let mut guest = self.cpu.enter(tables.vttbr(), tables.vtcr(), vcpu);
-        if self.cpu.draw(2) == 0 {
-            *guest.stage1() = STAGE1;
+        if let (0, Some(stage1)) = (self.cpu.draw(2), self.layout.stage1()) {
+            *guest.stage1() = stage1;
         }
         guest
     }
@@ -543,7 +529,7 @@ impl<'a> Worker<'a> {
     /// A store of the guest's, which may fault.
     fn store_once(&mut self, number: usize, ipa: u64) {
         let mut guest = self.enter(number);
-        if guest.store(ipa, ipa / PAGE).is_ok() {
+        if guest.store(ipa, ipa / G::SIZE).is_ok() {
             self.counts.stores += 1;
         }
     }
@@ -568,12 +554,12 @@ impl<'a> Worker<'a> {
     fn access_once(&mut self, guest: &mut StrictVcpu<'_>, ipa: u64, what: u64) -> Result<(), Exit> {
         match what {
             0..4 => {
-                guest.store(ipa, ipa / PAGE)?;
+                guest.store(ipa, ipa / G::SIZE)?;
                 self.counts.stores += 1;
             }
             4..7 => {
                 let value = guest.load(ipa)?;
-                if value != 0 && value != ipa / PAGE {
+                if value != 0 && value != ipa / G::SIZE {
                     self.cpu.report(format!("{ipa:#x} holds {value:#x}, which was never written there"));
                 }
                 self.counts.loads += 1;
@@ -601,10 +587,10 @@ impl<'a> Worker<'a> {
             FaultKind::Translation => {
                 let (level, start) = self.leaf_around(ipa.raw());
                 let attributes = self.attributes();
-                let grant = self.grant(Kind::Map, number, Ipa::new(start), SPANS[usize::from(level.raw())]);
+                let grant = self.grant(Kind::Map, number, Ipa::new(start), span_of::<G>(level.raw()));
                 match grant.map(level, &attributes, &mut self.pages) {
                     Err(Error::TableInTheWay { .. }) => {
-                        let grant = self.grant(Kind::Map, number, ipa.align_down(PAGE), PAGE);
+                        let grant = self.grant(Kind::Map, number, ipa.align_down(G::SIZE), G::SIZE);
                         grant.map(Level::L3, &attributes, &mut self.pages).map(|_| ())
                     }
                     mapped => mapped.map(|_| ()),
@@ -632,8 +618,13 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Where memory is lent for a leaf of this level around a page. `None` at the block of 1 GiB.
-fn lent_at(level: u8, page: u64) -> Option<(Ipa, u64)> {
-    let span = SPANS[usize::from(level.max(2))];
-    (page < BLOCK).then(|| (Ipa::new(page & !(span - 1)), span))
+/// The span of a leaf, by its level.
+fn span_of<G: Granule>(level: u8) -> u64 {
+    Layout::<G>::span(level)
+}
+
+/// Where memory is lent for a leaf of this level around a page. `None` at the block of level 1.
+fn lent_at<G: Granule>(layout: &Layout<G>, level: u8, page: u64) -> Option<(Ipa, u64)> {
+    let span = span_of::<G>(level.max(2));
+    (!layout.is_giant(page)).then(|| (Ipa::new(page & !(span - 1)), span))
 }

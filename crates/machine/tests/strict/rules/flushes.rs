@@ -7,7 +7,7 @@ use twofold_machine::program::Instructions;
 use twofold_machine::strict::{Bbm, Breach, Rule, Withdrawn};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::{range_operand, single_operand};
-use twofold_stage2::{Access, Attributes, Features, Granule, Ipa, Level, Platform, Unwatched};
+use twofold_stage2::{Access, Attributes, Features, Ipa, Kib4, Level, Platform, Unwatched};
 
 use super::hand::{ACCESSED, BASE, Hand, Machinery, READ, READ_WRITE, TRACKED, VMID, ipa, pages, table};
 use super::{allowed, reported};
@@ -39,7 +39,7 @@ fn a_table_that_is_freed_without_an_invalidation_is_reported() {
 fn a_table_that_is_freed_after_an_invalidation_of_leaves_alone_is_reported() {
     reported(Rule::TableFreedTooEarly, |hand| {
         hand.make(hand.tree.level_2, 0);
-        hand.tlbi(Tlbi::Ipas2Le1Is, single_operand(ipa(0), None));
+        hand.tlbi(Tlbi::Ipas2Le1Is, single_operand(ipa(0), None, Kib4));
         hand.dsb(Domain::Ish);
         hand.tlbi(Tlbi::VmallE1Is, 0);
         hand.dsb(Domain::Ish);
@@ -206,7 +206,7 @@ fn a_hint_of_the_wrong_level_is_reported() {
     let machinery = Machinery::new(MODERN, Bbm::default(), 1, 1);
     let breach = machinery.alone(|hand| {
         unmapped(hand);
-        hand.tlbi(Tlbi::Ipas2E1Is, single_operand(ipa(0), Some(Level::L2)));
+        hand.tlbi(Tlbi::Ipas2E1Is, single_operand(ipa(0), Some(Level::L2), Kib4));
         hand.dsb(Domain::Ish);
         hand.tlbi(Tlbi::VmallE1Is, 0);
         hand.dsb(Domain::Ish);
@@ -223,7 +223,7 @@ fn flushed_by_range(count: u32) -> Result<(), Breach> {
             hand.make(hand.entry(index), hand.leaf(index, &READ_WRITE));
             hand.make(hand.entry(index), 0);
         }
-        hand.tlbi(Tlbi::Ripas2E1Is, range_operand(ipa(0), 0, count / 2 - 1, Some(Level::L3), Granule::KIB_4));
+        hand.tlbi(Tlbi::Ripas2E1Is, range_operand(ipa(0), 0, count / 2 - 1, Some(Level::L3), Kib4));
         hand.dsb(Domain::Ish);
         hand.tlbi(Tlbi::VmallE1Is, 0);
         hand.dsb(Domain::Ish);
@@ -285,7 +285,7 @@ fn what_was_not_withdrawn_may_be_cached() {
 
 #[test]
 fn an_operand_with_reserved_bits_is_reported() {
-    reported(Rule::Operand, |hand| hand.tlbi(Tlbi::Ipas2E1Is, 1 << 50 | single_operand(ipa(0), None)));
+    reported(Rule::Operand, |hand| hand.tlbi(Tlbi::Ipas2E1Is, 1 << 50 | single_operand(ipa(0), None, Kib4)));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use twofold_machine::strict::{Bbm, Breach, CpuHandle, Hosted, Program, StrictVcpu, Withdrawn};
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::tlb::single_operand;
-use twofold_stage2::{Access, Attributes, Descriptor, Features, Ipa, IpaRange, Level, Pa, Platform, TableSource};
+use twofold_stage2::{Access, Attributes, Descriptor, Features, Ipa, IpaRange, Kib4, Level, Pa, Platform, TableSource};
 
 use crate::world::{MIB_2, PAGE, World};
 
@@ -137,12 +137,12 @@ impl<'a> Hand<'a> {
 
     /// A page that maps frame `number`.
     pub fn leaf(&self, number: u64, attributes: &Attributes) -> u64 {
-        Descriptor::leaf(self.frame(number), Level::L3, attributes, &self.world.features).raw()
+        <Descriptor>::leaf(self.frame(number), Level::L3, attributes, &self.world.features).raw()
     }
 
     /// A block that maps the 2 MiB of frames from the first on.
     pub fn block(&self, number: u64, attributes: &Attributes) -> u64 {
-        Descriptor::leaf(self.world.frame(number * MIB_2), Level::L2, attributes, &self.world.features).raw()
+        <Descriptor>::leaf(self.world.frame(number * MIB_2), Level::L2, attributes, &self.world.features).raw()
     }
 
     pub fn frame(&self, number: u64) -> Pa {
@@ -181,7 +181,7 @@ impl<'a> Hand<'a> {
 
     /// Invalidates a page's stage-2 entries, with the right operand.
     pub fn by_ipa(&self, ipa: Ipa) {
-        self.tlbi(Tlbi::Ipas2E1Is, single_operand(ipa, None));
+        self.tlbi(Tlbi::Ipas2E1Is, single_operand(ipa, None, Kib4));
     }
 
     /// The complete sequence for one page.
@@ -205,7 +205,7 @@ impl<'a> Hand<'a> {
     /// The sequence for one page on this CPU only.
     pub fn flush_here(&self, ipa: Ipa) {
         self.dsb(Domain::NshSt);
-        self.tlbi(Tlbi::Ipas2E1, single_operand(ipa, None));
+        self.tlbi(Tlbi::Ipas2E1, single_operand(ipa, None, Kib4));
         self.dsb(Domain::Nsh);
         self.tlbi(Tlbi::VmallE1, 0);
         self.dsb(Domain::Nsh);
@@ -255,5 +255,5 @@ impl Deref for Hand<'_> {
 }
 
 pub fn table(table: Pa) -> u64 {
-    Descriptor::table(table).raw()
+    <Descriptor>::table(table).raw()
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use twofold_machine::program::Instructions;
 use twofold_machine::strict::{Bbm, Rule, Withdrawn};
-use twofold_stage2::Platform;
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::single_operand;
+use twofold_stage2::{Kib4, Platform};
 
 use super::hand::{BASE, Hand, Machinery, READ_WRITE, TRACKED, VMID, WRITE, ipa, pages};
 use super::records::loses;
@@ -113,7 +113,7 @@ fn what_bao_should_restore_is_allowed() {
 #[test]
 fn peer_hafnium_and_op_tee_name_another_ipa_space() {
     const NON_SECURE: u64 = 1 << 63;
-    reported(Rule::Operand, |hand| hand.tlbi(Tlbi::Ipas2E1Is, NON_SECURE | single_operand(ipa(0), None)));
+    reported(Rule::Operand, |hand| hand.tlbi(Tlbi::Ipas2E1Is, NON_SECURE | single_operand(ipa(0), None, Kib4)));
 }
 
 /// The address is in units of 4 KiB whatever the granule. In units of 64 KiB it is another address.

@@ -10,7 +10,7 @@ use twofold_machine::program::Instructions;
 use twofold_machine::strict::{Bbm, Rule, Withdrawn};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::range_operand;
-use twofold_stage2::{Granule, Platform};
+use twofold_stage2::{Kib4, Platform};
 
 use super::hand::{BASE, Hand, Machinery, READ, READ_WRITE, VMID, ipa, pages, table};
 use super::{SEEDS, reported};
@@ -67,7 +67,7 @@ fn unmapped(hand: &Hand, flush: impl Fn()) {
 #[test]
 fn qemu_is_stale_when_stage_2_is_invalidated_alone() {
     reported(Rule::StillCached, |hand| unmapped(hand, || hand.by_ipa(ipa(0))));
-    let by_range = |hand: &Hand| hand.tlbi(Tlbi::Ripas2E1Is, range_operand(ipa(0), 0, 0, None, Granule::KIB_4));
+    let by_range = |hand: &Hand| hand.tlbi(Tlbi::Ripas2E1Is, range_operand(ipa(0), 0, 0, None, Kib4));
     let ended = Machinery::new(MODERN, Bbm::default(), 2, 1).alone(|hand| unmapped(hand, || by_range(hand)));
     assert_eq!(ended.unwrap_err().rule, Rule::StillCached);
 }

@@ -10,13 +10,13 @@ use crate::counts::Counts;
 use crate::platform::Platform;
 use crate::withdraw::Sample;
 use crate::{
-    Access, Attributes, Broken, Descriptor, Features, Geometry, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Pa,
-    Stage2, TableMetadata, TableSource, Unwatched, Vmid,
+    Access, Attributes, Broken, Descriptor, Features, Geometry, Ipa, IpaRange, Kib4, Leaf, Level, Mapped, Pa, Stage2,
+    TableMetadata, TableSource, Unwatched, Vmid,
 };
 
-pub(super) const PAGE: u64 = Granule::KIB_4.span(Level::L3);
-pub(super) const BLOCK: u64 = Granule::KIB_4.span(Level::L2);
-pub(super) const LARGE: u64 = Granule::KIB_4.span(Level::L1);
+pub(super) const PAGE: u64 = Kib4.span(Level::L3);
+pub(super) const BLOCK: u64 = Kib4.span(Level::L2);
+pub(super) const LARGE: u64 = Kib4.span(Level::L1);
 
 pub(super) const READ: Attributes = Attributes::ram(Access::READ);
 pub(super) const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
@@ -47,7 +47,7 @@ impl Guest {
     }
 
     pub(super) fn on(machine: Machine, features: Features, levels: u32) -> Self {
-        let geometry = Geometry::new(Granule::KIB_4, Granule::KIB_4.shift() + levels, &features).expect("a shape");
+        let geometry = Geometry::new(Kib4, Kib4.shift() + levels, &features).expect("a shape");
         let donated = machine.donated();
         let pages = (donated.size() / PAGE) as usize - 1;
         let (root, _) = donated.into_run().split_at(PAGE).expect("the first frame");
@@ -79,7 +79,7 @@ impl Guest {
     pub(super) fn map_as(&self, at: u64, level: Level, attributes: &Attributes, pages: &mut impl TableSource) {
         let (ipa, sample) = (Ipa::new(at), self.stage2.sample());
         if self.stage2.map_to(ipa, home(ipa), sample, level, attributes, pages).expect("mapped") == Mapped::New {
-            self.count(ipa, Granule::KIB_4.span(level), 1);
+            self.count(ipa, Kib4.span(level), 1);
         }
     }
 
@@ -98,7 +98,7 @@ impl Guest {
         let mut reported = 0;
         let mut removed = Vec::new();
         let each = |leaf: Broken| {
-            self.count(leaf.ipa(), Granule::KIB_4.span(leaf.level()), -1);
+            self.count(leaf.ipa(), Kib4.span(leaf.level()), -1);
             removed.push(leaf);
             reported += 1;
         };
@@ -197,10 +197,10 @@ struct Seen<'a> {
 
 impl Seen<'_> {
     fn table(&mut self, pa: Pa, level: Level, start: Ipa) {
-        let (machine, span) = (self.guest.machine(), Granule::KIB_4.span(level));
+        let (machine, span) = (self.guest.machine(), Kib4.span(level));
         let mut counts = Counts::EMPTY;
         self.tables.push(pa);
-        for index in 0..Granule::KIB_4.entries() {
+        for index in 0..Kib4.entries() {
             let (entry, ipa) = (machine.read(pa, index), start + index as u64 * span);
             assert_ne!(entry, Descriptor::BUSY, "{ipa} is busy for ever");
             counts += Counts::of(entry, level);

@@ -12,20 +12,20 @@ use loom::sync::Mutex;
 
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use crate::primitive::{Ordering, Word};
-use crate::{Descriptor, Donated, Features, Granule, Pa, TableMetadata, TablePage, TableSource};
+use crate::{Descriptor, Donated, Features, Kib4, Pa, TableMetadata, TablePage, TableSource};
 
 /// The address of the first frame.
 const TABLES: Pa = Pa::new(0x10_0000);
 
 /// Content of memory that is no table: it looks like a table where none is, or like a page that no test maps.
-pub(super) const WILD: Descriptor = Descriptor::from_raw(0xbad_bad_0000 | 0x7c3);
+pub(super) const WILD: Descriptor = <Descriptor>::from_raw(0xbad_bad_0000 | 0x7c3);
 /// Content that looks like a busy entry, for ever.
 pub(super) const BUSY: Descriptor = Descriptor::BUSY;
 
 /// After this many pauses, only one order is followed to the end.
 const MOST_PAUSES: usize = 6;
 
-const ENTRIES: usize = Granule::KIB_4.entries();
+const ENTRIES: usize = Kib4.entries();
 
 #[derive(Default)]
 struct Frame {
@@ -84,7 +84,7 @@ impl Machine {
 
     /// Reads an entry, while no other thread runs.
     pub(super) fn read(&self, table: Pa, index: usize) -> Descriptor {
-        Descriptor::from_raw(self.frame(table).expect("a table").entries[index].load(Ordering::Relaxed))
+        <Descriptor>::from_raw(self.frame(table).expect("a table").entries[index].load(Ordering::Relaxed))
     }
 
     /// A guest's write through a TLB entry that is clean with DBM: hardware records the write in memory's entry, and
@@ -93,7 +93,7 @@ impl Machine {
     pub(super) fn hardware_writes(&self, table: Pa, index: usize) -> bool {
         let invalidated = self.0.invalidated.as_ref().expect("hardware").lock().expect("no panic");
         let entry = &self.frame(table).expect("a table").entries[index];
-        let old = Descriptor::from_raw(entry.load(Ordering::Relaxed));
+        let old = <Descriptor>::from_raw(entry.load(Ordering::Relaxed));
         let clean = !*invalidated && old.is_hardware_tracked() && !old.is_writable();
         clean && entry.compare_exchange(old.raw(), old.raw() | Descriptor::WRITE, Ordering::Relaxed).is_ok()
     }
