@@ -191,5 +191,11 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Semihosting { path } => semihosting::run(path)?,
         Program::Wild { address } => return Err(Failure::Wild(wild::run(address))),
     }
+    if Program::stays(arguments) {
+        println!("the guest stays");
+        loop {
+            core::hint::spin_loop();
+        }
+    }
     Ok(())
 }

@@ -2,7 +2,8 @@
 //! The program to run, from the words of the command line.
 //!
 //! A word of this program with a wrong value is an error. An unknown word (`console=`, for instance) is skipped. If two
-//! words name a program, the last one counts, as with Linux's arguments.
+//! words name a program, the last one counts, as with Linux's arguments. With the word `stays`, a guest whose program has
+//! ended does not power off, so that its memory can be read.
 
 use crate::experiment::{Settings, WrongWord};
 use crate::lock::Kind;
@@ -119,6 +120,11 @@ pub enum Failure<'a> {
 }
 
 impl<'a> Program<'a> {
+    /// Whether the guest stays when its program has ended.
+    pub fn stays(arguments: &str) -> bool {
+        arguments.split_ascii_whitespace().any(|word| word == "stays")
+    }
+
     /// Reads the command line.
     pub fn parse(arguments: &'a str) -> Result<Self, Failure<'a>> {
         let mut program = Self::Check;

@@ -10,6 +10,7 @@ pub mod cards;
 pub mod disks;
 pub mod swapped;
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
@@ -47,21 +48,34 @@ pub fn linux(machines: &Machines, cpus: u32, moves: u64) -> anyhow::Result<()> {
         .and_then(|outcome| passed(&outcome, "guest check: ok"))
 }
 
-/// Two restores of one guest end with the same console, by the instructions executed.
+/// Two restores of one guest end with the same memory and the same console, by the instructions executed.
 pub fn twice_the_same(machines: &Machines) -> anyhow::Result<()> {
-    let guest = machines.bare("guest", 2, "watch=3000 moved");
+    let guest = machines.bare("guest", 2, "watch=3000 moved stays");
     let (_, saved) = machines.driven(vec![guest.clone()], Clock::Counted, |driver| {
         saved_at(&driver, &guest, "watch: begins", 50).map(Option::unwrap_or_default)
     })?;
     ensure!(!saved.pages.is_empty(), "the guest ended before it was stopped");
-    let console = || -> anyhow::Result<Vec<String>> {
-        let incoming = incoming(&guest);
-        let (outcome, ()) = machines.driven(vec![incoming], Clock::Counted, |driver| restored(&driver, &saved))?;
-        Ok(outcome.console.tail(usize::MAX).into_iter().map(str::to_owned).collect())
+    let end = || -> anyhow::Result<(SavedGuest, Vec<String>)> {
+        let (outcome, end) = machines.driven(vec![incoming(&guest)], Clock::Counted, |driver| {
+            restored(&driver, &saved)?;
+            // Its vCPUs change nothing any more, so it does not matter when it is stopped.
+            saved_at(&driver, &guest, "the guest stays", 0)?.context("the guest has ended")
+        })?;
+        Ok((end, outcome.console.tail(usize::MAX).into_iter().map(str::to_owned).collect()))
     };
-    let (one, two) = (console()?, console()?);
-    ensure!(one == two, "one restore ends with\n{}\nand another one with\n{}", one.join("\n"), two.join("\n"));
-    ensure!(one.iter().any(|line| line.contains("nothing changed")), "{}", one.join("\n"));
+    let ((one, console), (two, other)) = (end()?, end()?);
+    ensure!(
+        console == other,
+        "one restore ends with\n{}\nand another one with\n{}",
+        console.join("\n"),
+        other.join("\n")
+    );
+    ensure!(console.iter().any(|line| line.contains("nothing changed")), "{}", console.join("\n"));
+    let differ = differing(&one, &two);
+    ensure!(differ.is_empty(), "{} pages of {} differ: {}", differ.len(), one.pages.len(), differ.join(" "));
+    let changed = differing(&saved, &one);
+    output::remark(&format!("{} pages are the same, of which {} changed since", one.pages.len(), changed.len()));
+    ensure!(!changed.is_empty(), "the guest has written nothing since it was restored");
     Ok(())
 }
 
@@ -239,11 +253,17 @@ fn restored(driver: &Driver, saved: &SavedGuest) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The pages in which two guests differ.
+fn differing(one: &SavedGuest, two: &SavedGuest) -> Vec<String> {
+    let all: BTreeSet<_> = one.pages.keys().chain(two.pages.keys()).collect();
+    let differ = |page: &&&u32| one.pages.get(page) != two.pages.get(page);
+    all.iter().filter(differ).map(|page| format!("{page:#x}")).collect()
+}
+
 /// How two guests differ.
 fn difference(one: &SavedGuest, two: &SavedGuest) -> String {
     let byte = one.sections.iter().zip(&two.sections).position(|(one, two)| one != two);
-    let pages: Vec<_> = one.pages.iter().filter(|(page, content)| two.pages.get(*page) != Some(*content)).collect();
-    let pages: Vec<_> = pages.iter().map(|(page, _)| format!("{page:#x}")).collect();
+    let pages = differing(one, two);
     let lengths = (one.sections.len(), two.sections.len(), one.pages.len(), two.pages.len());
     format!("{lengths:?}: other sections from byte {byte:?} on, and other pages {}", pages.join(" "))
 }
