@@ -10,6 +10,7 @@
 //! * [`control`]: the lines that the hypervisor writes for its launcher.
 //! * [`exit`]: the exit statuses of the image under QEMU.
 //! * [`pv_time`]: stolen time, the calls and the structure of each vCPU.
+//! * [`section`]: the head of each part of a guest's state.
 //! * [`exits`]: what a guest prints that measures what events cost.
 //! * [`trace`]: the lines of a trace, written and read.
 //! * [`vendor`]: calls of Twofold's own guests, beside PSCI.
@@ -24,6 +25,7 @@ pub mod control;
 pub mod exit;
 pub mod exits;
 pub mod pv_time;
+pub mod section;
 pub mod trace;
 pub mod vendor;
 pub mod virt;

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use thiserror::Error;
 use twofold_abi::channel::wire::COMMANDS_MAX;
 use twofold_abi::channel::{Command, PAGE_SIZE};
+use twofold_abi::section::{self, Head};
 use twofold_abi::virt;
 
 use crate::session::{Answer, Refusal, Session, SessionError};
@@ -150,21 +151,16 @@ pub(crate) fn sections(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Bytes of a section before its content, and where its size is in them.
-pub(crate) const HEAD: usize = 40;
-const SIZE: usize = 32;
-
 /// The first section, with its head.
 fn first_section(bytes: &[u8]) -> Option<&[u8]> {
-    let size = u64::from_le_bytes(bytes.get(SIZE..HEAD)?.try_into().ok()?);
-    bytes.get(..HEAD.checked_add(usize::try_from(size).ok()?)?)
+    let (_, _, rest) = Head::split(bytes)?;
+    bytes.get(..bytes.len() - rest.len())
 }
 
 /// The name in a section's head, for a message.
 fn name(section: &[u8]) -> String {
-    let used = section.iter().take_while(|byte| **byte != 0).count().min(24);
-    let instance = section.get(24..28).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes);
-    format!("{} {instance}", String::from_utf8_lossy(&section[..used]))
+    let Some((head, _, _)) = Head::split(section) else { return "that is none".to_owned() };
+    format!("{} {}", section::name(&head.name).unwrap_or("without a name"), head.instance)
 }
 
 #[cfg(test)]
@@ -173,7 +169,8 @@ mod tests {
 
     #[test]
     fn sections_are_cut_at_their_ends() {
-        let mut section = [0; HEAD + 3];
+        const SIZE: usize = 32;
+        let mut section = [0; size_of::<Head>() + 3];
         section[..4].copy_from_slice(b"time");
         section[24] = 5;
         section[SIZE] = 3;

@@ -18,6 +18,7 @@ use embedded_io::ErrorKind;
 use thiserror::Error;
 use twofold_abi::bundle::{self, ALIGN, Header, NAME_MAX, flags};
 use twofold_abi::channel::{Command, GuestState, PAGE_SIZE};
+use twofold_abi::section::Head;
 use twofold_abi::virt::{self, MAX_CPUS};
 use twofold_migration::commit::Ownership;
 use twofold_migration::stream::{
@@ -30,7 +31,7 @@ use crate::devices::{DeviceError, Disk, HostDevices, Network};
 use crate::guest::MEMORY_MAX;
 use crate::owner::{self, OwnerError};
 use crate::sample::Known;
-use crate::saved::{HEAD, SavedError, SavedGuest, sections};
+use crate::saved::{SavedError, SavedGuest, sections};
 use crate::session::{Answer, Session, SessionError};
 use crate::swap;
 
@@ -242,8 +243,9 @@ fn stream(
     }
     writer.end_round()?;
     for section in sections(&saved.sections) {
-        let Some((name, instance, version)) = head(section) else { continue };
-        writer.section(name, instance, version, &section[HEAD..])?;
+        let Some((head, content, _)) = Head::split(section) else { continue };
+        let Some(name) = Name::from_bytes(head.name) else { continue };
+        writer.section(name, head.instance.get(), head.version.get(), content)?;
     }
     // A guest that writes to no image shares nothing with another one, so nothing else has to know its owner.
     let offered = if ends { owner::offer(host)? } else { None };
@@ -379,9 +381,9 @@ impl Snapshot {
                     saved.pages.extend(at.map(|at| (at, bytes.to_vec())));
                 }
                 Record::Section { name, instance, version, size } => {
-                    saved.sections.extend_from_slice(&name.bytes());
-                    saved.sections.extend([instance.to_le_bytes(), version.to_le_bytes()].as_flattened());
-                    saved.sections.extend(size.to_le_bytes());
+                    let (instance, version, size) = (instance.into(), version.into(), size.into());
+                    let head = Head { name: name.bytes(), instance, version, size };
+                    saved.sections.extend_from_slice(head.as_bytes());
                 }
                 Record::Part(bytes) => saved.sections.extend_from_slice(bytes),
                 Record::ZeroPages { .. } | Record::RoundEnd { .. } => {}
@@ -408,12 +410,6 @@ fn name(text: &str) -> Name {
 /// A random number, for what only has to differ.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
-}
-
-/// The name, the instance and the version in a section's head.
-fn head(section: &[u8]) -> Option<(Name, u32, u32)> {
-    let word = |at: usize| Some(u32::from_le_bytes(section.get(at..at + 4)?.try_into().ok()?));
-    Some((Name::from_bytes(section.get(..24)?.try_into().ok()?)?, word(24)?, word(28)?))
 }
 
 /// The memslots of a guest: flash, stolen time and RAM.
@@ -514,7 +510,7 @@ mod tests {
         let bundle = Bundle::write(&[one, two], &directory.join("guest.bundle")).unwrap();
         let mut sections = Vec::new();
         for (name, content) in [(&b"time"[..], &[1_u8; 16][..]), (&b"gic"[..], &[])] {
-            let mut head = [0; HEAD];
+            let mut head = [0; size_of::<Head>()];
             head[..name.len()].copy_from_slice(name);
             (head[28], head[32]) = (1, content.len() as u8);
             sections.extend(head);

@@ -2,8 +2,7 @@
 //! What a guest is besides its memory, as bytes: sections, one behind the other, and the content of those that no device
 //! model writes.
 //!
-//! A section is as `docs/migration.md` has it: 40 bytes with its name (padded with zeros), its instance, the version of its
-//! content and the content's size, then the content. All numbers are little-endian. Those of this module:
+//! A section is a [`Head`] of 40 bytes, and its content. All numbers are little-endian. Those of this module:
 //!
 //! | name | instance | content |
 //! |---|---|---|
@@ -19,6 +18,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use thiserror::Error;
+use twofold_abi::section::{self, Head};
 use twofold_memory::async_fault::Snapshot;
 use twofold_stage2::Ipa;
 use zerocopy::little_endian::{U32, U64};
@@ -67,23 +67,11 @@ pub enum SectionError {
     },
 }
 
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct Head {
-    name: [u8; NAME],
-    instance: U32,
-    version: U32,
-    size: U64,
-}
-
-const NAME: usize = 24;
-
 impl<'a> Section<'a> {
     /// Appends the section. The name has 1 to 24 characters of `[a-z0-9._-]`.
     pub fn write(&self, to: &mut Vec<u8>) {
-        debug_assert!(is_name(self.name), "{:?}", self.name);
-        let mut name = [0; NAME];
-        name.iter_mut().zip(self.name.bytes()).for_each(|(to, byte)| *to = byte);
+        debug_assert!(section::padded(self.name).is_some(), "{:?}", self.name);
+        let name = section::padded(self.name).unwrap_or_default();
         let (instance, size) = (self.instance.into(), (self.bytes.len() as u64).into());
         to.extend_from_slice(Head { name, instance, version: VERSION.into(), size }.as_bytes());
         to.extend_from_slice(self.bytes);
@@ -96,25 +84,15 @@ impl<'a> Section<'a> {
     /// [`SectionError`].
     pub fn read(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), SectionError> {
         let length = |wanted: u64| SectionError::Length { wanted, found: bytes.len() as u64 };
-        let (head, rest) = Head::ref_from_prefix(bytes).map_err(|_| length(size_of::<Head>() as u64))?;
-        let used = head.name.iter().position(|byte| *byte == 0).unwrap_or(NAME);
-        let name = core::str::from_utf8(&head.name[..used]).map_err(|_| SectionError::Name)?;
-        if !is_name(name) || head.name[used..].iter().any(|byte| *byte != 0) {
-            return Err(SectionError::Name);
-        }
+        let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| length(size_of::<Head>() as u64))?;
+        let name = section::name(&head.name).ok_or(SectionError::Name)?;
         if head.version != VERSION {
             return Err(SectionError::Version(head.version.get()));
         }
-        let size = usize::try_from(head.size.get()).ok().filter(|size| *size <= rest.len());
-        let size = size.ok_or(length(head.size.get().saturating_add(size_of::<Head>() as u64)))?;
-        let (content, rest) = rest.split_at(size);
+        let whole = head.size.get().saturating_add(size_of::<Head>() as u64);
+        let (head, content, rest) = Head::split(bytes).ok_or(length(whole))?;
         Ok((Self { name, instance: head.instance.get(), bytes: content }, rest))
     }
-}
-
-fn is_name(name: &str) -> bool {
-    let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
-    (1..=NAME).contains(&name.len()) && name.bytes().all(fits)
 }
 
 /// The content of a section that is a row of numbers.

@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use super::wire::NAME_SIZE;
+use twofold_abi::section::{self, NAME_SIZE};
 
 /// A name of 1 to 24 bytes: lower-case letters, digits, `-`, `.` and `_`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -12,17 +12,12 @@ pub struct Name([u8; NAME_SIZE]);
 impl Name {
     /// Returns `text` as a name, or `None` if it is none.
     pub fn new(text: &str) -> Option<Self> {
-        let mut bytes = [0; NAME_SIZE];
-        bytes.get_mut(..text.len())?.copy_from_slice(text.as_bytes());
-        Self::from_bytes(bytes)
+        section::padded(text).map(Self)
     }
 
     /// Returns the name that these bytes hold, padded with zeros.
     pub fn from_bytes(bytes: [u8; NAME_SIZE]) -> Option<Self> {
-        let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(NAME_SIZE);
-        let (text, padding) = bytes.split_at(end);
-        let good = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._".contains(byte);
-        (end > 0 && text.iter().all(good) && padding.iter().all(|&byte| byte == 0)).then_some(Self(bytes))
+        section::name(&bytes).is_some().then_some(Self(bytes))
     }
 
     /// Returns the bytes, padded with zeros.
@@ -32,8 +27,7 @@ impl Name {
 
     /// Returns the text.
     pub fn as_str(&self) -> &str {
-        let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(NAME_SIZE);
-        core::str::from_utf8(&self.0[..end]).unwrap_or_default()
+        section::name(&self.0).unwrap_or_default()
     }
 }
 

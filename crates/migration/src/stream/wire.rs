@@ -25,8 +25,7 @@ pub const SLOTS_MAX: usize = 512;
 pub const SECTIONS_MAX: usize = 1024;
 /// The most bytes of a message's text.
 pub const TEXT_MAX: usize = 512;
-/// Bytes of a name, padded with zeros.
-pub const NAME_SIZE: usize = 24;
+pub use twofold_abi::section::{Head as SectionHead, NAME_SIZE};
 
 /// Values of [`Header::kind`].
 pub mod kind {
@@ -221,20 +220,6 @@ pub struct SlotRow {
     pub first: U64,
     /// Its size in pages.
     pub pages: U64,
-}
-
-/// The payload of a section's first record.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct SectionHead {
-    /// What it is the state of.
-    pub name: [u8; NAME_SIZE],
-    /// Which of several of that name.
-    pub instance: U32,
-    /// The version of its content.
-    pub version: U32,
-    /// Its size in bytes.
-    pub size: U64,
 }
 
 /// The owner record's content, in an end or a message.
