@@ -21,6 +21,7 @@
 //! | `console` | QEMU's version, the control channel, the guest's console |
 //! | `migration` | a migration's stream, of either version and direction |
 //! | `postcopy` | the streams of both sides after the guest has changed hands |
+//! | `saved` | the sections of a saved guest, and the contents that are rows of numbers |
 //! | `sealed` | an encrypted link: handshakes and frames of a forger, and of a peer with the key |
 //! | `pl011`, `pl031` | a guest's accesses to UART and clock, and their states |
 //! | `trace` | a trace's lines |
@@ -44,6 +45,7 @@ mod migration;
 mod pl011;
 mod pl031;
 mod postcopy;
+mod saved;
 mod sealed;
 mod size;
 mod syndrome;
@@ -78,6 +80,7 @@ pub use migration::migration;
 pub use pl011::pl011;
 pub use pl031::pl031;
 pub use postcopy::postcopy;
+pub use saved::saved;
 pub use sealed::sealed;
 pub use size::size;
 pub use syndrome::syndrome;
@@ -89,7 +92,7 @@ pub use virtio::virtio;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 25] = [
+pub const TARGETS: [Target; 26] = [
     ("arguments", arguments),
     ("board", board),
     ("bundle", bundle),
@@ -106,6 +109,7 @@ pub const TARGETS: [Target; 25] = [
     ("image", image),
     ("migration", migration),
     ("postcopy", postcopy),
+    ("saved", saved),
     ("sealed", sealed),
     ("pl011", pl011),
     ("pl031", pl031),
