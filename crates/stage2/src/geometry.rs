@@ -42,7 +42,8 @@ impl<G: Granule> Geometry<G> {
     /// # Errors
     ///
     /// * [`Error::Granule`] if stage 2 of the CPU does not have the granule, or not with FEAT_LPA2.
-    /// * [`Error::IpaBits`] if `ipa_bits` is below 32, or more than the CPU's physical addresses have.
+    /// * [`Error::IpaBits`] if `ipa_bits` is below 32, or more than the CPU's physical addresses have. With 16 KiB and less
+    ///   than 42 bits of physical address it is at most 38: walks may not start at level 1 then.
     /// * [`Error::IpaBitsOfGranule`] if `ipa_bits` is more than the granule's descriptors hold: 48 without FEAT_LPA2.
     pub const fn new(granule: G, ipa_bits: u32, features: &Features) -> Result<Self, Error> {
         let _ = granule;
@@ -55,8 +56,13 @@ impl<G: Granule> Geometry<G> {
         if ipa_bits > held && ipa_bits <= features.pa_bits {
             return Err(Error::IpaBitsOfGranule { ipa_bits, granule: G::NAME });
         }
-        if ipa_bits < least || ipa_bits > pa_bits {
-            return Err(Error::IpaBits { ipa_bits, most: pa_bits });
+        // A walk of the 16 KiB granule may start at level 1 only if physical addresses have 42 bits (Arm ARM DDI 0487K.a,
+        // J1.1, `AArch64.S2InvalidSL`). Level 2 covers 38 bits with the tables that this engine concatenates. The other
+        // granules' rules hold by themselves: an IPA space that needs the level is at least as large.
+        let at_level_2 = span_shift::<G>(Level::L1) + Self::CONCATENATED_BITS;
+        let most = if G::SHIFT == 14 && pa_bits < 42 && pa_bits > at_level_2 { at_level_2 } else { pa_bits };
+        if ipa_bits < least || ipa_bits > most {
+            return Err(Error::IpaBits { ipa_bits, most });
         }
         // At least two levels: a root of pages would have no blocks.
         let mut levels = if cfg!(loom) { 1 } else { 2 };
@@ -281,6 +287,13 @@ mod tests {
             Geometry::new(Kib16, 49, &LARGE).err(),
             Some(Error::IpaBitsOfGranule { ipa_bits: 49, granule: "16 KiB" })
         );
+        let narrow = Features { pa_bits: 40, ..LARGE };
+        assert_eq!(Geometry::new(Kib16, 39, &narrow).err(), Some(Error::IpaBits { ipa_bits: 39, most: 38 }));
+        assert_eq!(Geometry::new(Kib16, 38, &narrow).map(|g| g.root_level()), Ok(Level::L2));
+        let wider = Features { pa_bits: 42, ..LARGE };
+        assert_eq!(Geometry::new(Kib16, 39, &wider).map(|g| g.root_level()), Ok(Level::L1));
+        let smaller = Features { pa_bits: 36, ..LARGE };
+        assert_eq!(Geometry::new(Kib16, 37, &smaller).err(), Some(Error::IpaBits { ipa_bits: 37, most: 36 }));
         let short = Features { pa_bits: 48, ..LARGE };
         assert_eq!(Geometry::new(Kib64, 49, &short).err(), Some(Error::IpaBits { ipa_bits: 49, most: 48 }));
         assert_eq!(Geometry::new(Kib4Lpa2, 53, &LARGE).err(), Some(Error::IpaBits { ipa_bits: 53, most: 52 }));

@@ -169,7 +169,8 @@
 //! Limits that are the engine's and not the architecture's:
 //!
 //! * IPA spaces have at least 32 bits, and roots are at level 2 or above. A root has at most 8192 entries, so 4 tables of
-//!   16 KiB are concatenated at most, and none of 64 KiB: some sizes take one level more than they need.
+//!   16 KiB are concatenated at most, and none of 64 KiB: some sizes take one level more than they need. On a CPU with less
+//!   than 42 bits of physical address, IPA spaces of the 16 KiB granule have at most 38 bits.
 //! * A block of level 0 (512 GiB, [`Kib4Lpa2`]) is mapped, split and unmapped, but replaces no table: unmap the range first.
 //! * [`FrameMap`] and [`CleanedPieces`] are of 2 MiB, as blocks of the 4 KiB granule.
 //!

@@ -29,7 +29,8 @@ fn read_of<G: Granule>(granule: G, (held, tables): (u32, usize), u: &mut Unstruc
     let base = Features { pa_bits, granule_4k, granule_16k, granule_64k, lpa2_4k, lpa2_16k, ..Features::NONE };
     let features = any::features(u, base)?;
     let ipa_bits = if u.arbitrary()? { u.int_in_range(28..=52)? } else { u.arbitrary()? };
-    let most = pa_bits.min(held);
+    // With 16 KiB, walks start at level 1 only on CPUs with 42 bits of physical address.
+    let most = if G::SIZE == 16 << 10 && pa_bits < 42 { pa_bits.min(38) } else { pa_bits.min(held) };
     let geometry = match Geometry::new(granule, ipa_bits, &features) {
         Ok(geometry) => geometry,
         Err(error) => {

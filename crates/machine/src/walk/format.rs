@@ -123,6 +123,15 @@ impl Format {
         }
     }
 
+    /// The least bits of physical address of a CPU whose walks may start at this level.
+    pub(super) const fn least_pa_bits(self, root_level: u8) -> u32 {
+        match (self.granule, root_level) {
+            (Granule::Kib4, 0) | (Granule::Kib64, 1) => 44,
+            (Granule::Kib16, 1) => 42,
+            _ => 0,
+        }
+    }
+
     /// log2 of the number of descriptors in a table.
     pub(super) const fn index_bits(self) -> u32 {
         self.granule.page_shift() - 3

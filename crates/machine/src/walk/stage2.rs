@@ -97,6 +97,8 @@ impl Regime {
         let root_level = format.root_level(vtcr);
         control(root_level.is_some(), "SL0 is reserved")?;
         let root_level = root_level.unwrap_or_default();
+        // `AArch64.S2InvalidSL` (Arm ARM DDI 0487K.a, J1.1).
+        control(features.pa_bits >= format.least_pa_bits(root_level), "SL0 needs larger physical addresses")?;
         // A root table has 2 descriptors at least, and up to 16 tables are concatenated (Arm ARM DDI 0487K.a, D8.2.2).
         let most = format.index_bits() + 4;
         let root_bits = ipa_bits.checked_sub(format.span_shift(root_level)).filter(|bits| (1..=most).contains(bits));
@@ -398,6 +400,8 @@ mod tests {
             (ROOT, VTCR | 3 << 14, ALL),
             (ROOT, VTCR | 2 << 14, ALL),
             (ROOT, VTCR & !0xff | 1 << 14 | 16, Features { pa_bits: 52, ..ALL }),
+            (ROOT, VTCR & !0xff | 2 << 14 | 2 << 6 | 24, Features { pa_bits: 40, granule_16k: true, ..ALL }),
+            (ROOT, low(24, 2), Features { pa_bits: 42, ..ALL }),
             (ROOT, VTCR & !(0b01 << 10), ALL),
             (ROOT, VTCR & !(0b01 << 12), ALL),
             (ROOT, VTCR | 1 << 20, ALL),

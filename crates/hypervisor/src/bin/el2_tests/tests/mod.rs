@@ -9,6 +9,7 @@ mod control;
 mod dirty;
 mod dirty_log;
 mod first_touch;
+mod granules;
 mod guest_tables;
 mod mapping;
 mod permissions;
@@ -29,6 +30,7 @@ pub fn all() -> impl Iterator<Item = &'static Test> {
         dirty::TESTS,
         dirty_log::TESTS,
         guest_tables::TESTS,
+        granules::TESTS,
         staleness::TESTS,
         vcpus::TESTS,
         world_switch::TESTS,
