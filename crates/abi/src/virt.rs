@@ -38,6 +38,15 @@ pub const PHYSICAL_TIMER_INTERRUPT: u32 = 30;
 pub const STOLEN_TIME_BASE: u64 = 0x090A_0000;
 /// Bytes of that RAM.
 pub const STOLEN_TIME_SIZE: u64 = 0x1_0000;
+/// The numbers of a guest's memslots, where commands and streams name them.
+pub mod memslot {
+    /// The flash, if the guest has a firmware.
+    pub const FLASH: u8 = 0;
+    /// The vCPUs' stolen time.
+    pub const STOLEN_TIME: u8 = 1;
+    /// RAM.
+    pub const RAM: u8 = 2;
+}
 /// Start of the transports of virtio devices, one after the other.
 pub const VIRTIO_BASE: u64 = 0x0A00_0000;
 /// Bytes of one transport's registers.

@@ -71,6 +71,9 @@ fn kinds_and_numbers_are_the_documented_ones() {
             (command::RESTORE.into(), "restore"),
             (command::READ.into(), "read"),
             (command::WRITE.into(), "write"),
+            (command::TRACK.into(), "track"),
+            (command::WRITTEN.into(), "written"),
+            (command::CLEAR.into(), "clear"),
         ],
     );
     numbers(

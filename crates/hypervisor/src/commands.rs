@@ -47,7 +47,7 @@ enum UnderWay {
     Stop(Asked),
     /// The next piece of a sweep.
     Sweep(Sweeping),
-    /// The next bytes of the answer to `save` or `read`.
+    /// The next bytes of the answer to `save`, `read` or `written`.
     Content(Answer),
     /// A page that is read in the guest's store.
     Read(Asked, Reading),
@@ -165,7 +165,7 @@ impl UnderWay {
             }
             Self::Sweep(sweeping) => sweeping.piece(guests),
             Self::Content(answer) => answer.piece(guests),
-            Self::Read(asked, page) => have_read(asked, page.look()),
+            Self::Read(asked, page) => have_read(asked, Some(page.look())),
             Self::Write(asked, page) => {
                 let written = page.look(asked.content());
                 wrote(asked, Some(written))
@@ -291,7 +291,25 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
         }
         Command::Reset => on_each(named, Vm::reset_by_command),
         Command::Save => return Answer::begin(asked, Some(0), Vec::new()),
-        Command::Read(page) => return read(asked, page, guests),
+        Command::Read(page) => {
+            let read = one(&asked, guests).map(|vm| vm.read_page(page));
+            return have_read(asked, read);
+        }
+        Command::Track(track) => {
+            let taken = one(&asked, guests).map(|vm| vm.track(track).map_err(|why| why.to_string()));
+            settle(asked, taken);
+            return None;
+        }
+        Command::Written(memslot) => {
+            let mut written = Vec::new();
+            let pages = one(&asked, guests).map(|vm| vm.written(memslot, &mut written).map(|()| written));
+            return content(asked, pages);
+        }
+        Command::Clear(memslot) => {
+            let taken = one(&asked, guests).map(|vm| vm.clear(memslot, asked.content()).map_err(|why| why.to_string()));
+            settle(asked, taken);
+            return None;
+        }
         Command::Restore => {
             let taken = one(&asked, guests).map(|vm| vm.restore(asked.content()).map_err(|why| why.to_string()));
             settle(asked, taken);
@@ -362,24 +380,23 @@ fn one(asked: &Asked, guests: All) -> Option<&'static Vm> {
     guests.0.get(usize::from(asked.guest()?))
 }
 
-/// Begins to send a page of a stopped guest. A page of zeroes has no bytes.
-fn read(asked: Asked, page: u32, guests: All) -> Option<UnderWay> {
-    let Some(vm) = one(&asked, guests) else {
-        refuse_all(asked);
-        return None;
-    };
-    have_read(asked, vm.read_page(page))
+/// Begins to send what was found in the one guest of a command.
+fn content<E: core::fmt::Display>(asked: Asked, found: Option<Result<Vec<u8>, E>>) -> Option<UnderWay> {
+    match found {
+        Some(Ok(bytes)) => return Answer::begin(asked, None, bytes),
+        Some(Err(why)) => refuse(asked, Reason::State, format_args!("{why}")),
+        None => refuse_all(asked),
+    }
+    None
 }
 
-/// Answers with what was read of a page, or waits for the guest's store.
-fn have_read(asked: Asked, read: Result<Looked<Vec<u8>, Reading>, PageError>) -> Option<UnderWay> {
+/// Answers with what was read of a page, or waits for the guest's store. A page of zeroes has no bytes.
+fn have_read(asked: Asked, read: Option<Result<Looked<Vec<u8>, Reading>, PageError>>) -> Option<UnderWay> {
     match read {
-        Ok(Looked::Done(bytes)) => Answer::begin(asked, None, bytes),
-        Ok(Looked::Later(page)) => Some(UnderWay::Read(asked, page)),
-        Err(why) => {
-            refuse(asked, Reason::State, format_args!("{why}"));
-            None
-        }
+        Some(Ok(Looked::Later(page))) => Some(UnderWay::Read(asked, page)),
+        Some(Ok(Looked::Done(bytes))) => Answer::begin(asked, None, bytes),
+        Some(Err(why)) => content::<PageError>(asked, Some(Err(why))),
+        None => content::<PageError>(asked, None),
     }
 }
 

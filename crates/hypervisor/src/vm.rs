@@ -54,6 +54,7 @@ pub(crate) mod commanded;
 pub(crate) mod saved;
 pub(crate) mod saved_pages;
 pub(crate) mod sweep;
+pub(crate) mod tracked;
 
 /// The virtual machine.
 pub struct Vm {

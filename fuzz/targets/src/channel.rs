@@ -59,13 +59,13 @@ fn session(data: &[u8]) {
                 command.figure(command.guest(), "dirty.found", data.len() as u64, &session, &mut answers);
                 command.done(&session, &mut answers);
             }
-            Command::Save | Command::Read(_) => {
+            Command::Save | Command::Read(_) | Command::Written(_) => {
                 if command.guest().is_some() {
                     command.part(&data[..data.len().clamp(1, PART_MAX)], &session, &mut answers);
                 }
                 command.done(&session, &mut answers);
             }
-            Command::Restore | Command::Write(_) => {
+            Command::Restore | Command::Write(_) | Command::Clear(_) => {
                 assert!(command.content().len() <= CONTENT_MAX.min(data.len()));
                 command.done(&session, &mut answers);
             }
@@ -74,7 +74,8 @@ fn session(data: &[u8]) {
             | Command::Reset
             | Command::Quit
             | Command::DirtyStart
-            | Command::DirtyStop => {
+            | Command::DirtyStop
+            | Command::Track(_) => {
                 command.done(&session, &mut answers);
             }
         }

@@ -81,11 +81,28 @@ pub enum Command {
     Save,
     /// Take a section, which came as content, into the guest, which is stopped before its first instruction.
     Restore,
-    /// Send the page of the stopped guest at this address, divided by [`PAGE_SIZE`]. A page of zeroes has no bytes.
+    /// Send the page of the guest at this address, divided by [`PAGE_SIZE`]. A page of zeroes has no bytes.
     Read(u32),
     /// Take a page, which came as content, into the guest, which is stopped before its first instruction. The number is as
     /// in `Read`.
     Write(u32),
+    /// Start dirty logs of all of the guest's memslots.
+    Track(Track),
+    /// Send which pages of this memslot are in its dirty log: a [`WrittenWord`](wire::WrittenWord) for each 64 pages that
+    /// have some.
+    Written(u8),
+    /// Take these pages out of the memslot's dirty log, so that they may be read. They came as content, as `Written` sends
+    /// them.
+    Clear(u8),
+}
+
+/// How [`Command::Track`] starts the logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Track {
+    /// The place of the tracker among all that there are. The hypervisor refuses one that it does not have.
+    pub tracker: u8,
+    /// Whether all pages are in the log at first.
+    pub all: bool,
 }
 
 /// Bytes of a page that [`Command::Read`] sends and [`Command::Write`] takes.
@@ -402,6 +419,9 @@ const PLAIN: [(u8, Command); 12] = [
     (command::RESTORE, Command::Restore),
 ];
 
+/// The bit of an argument of [`command::TRACK`] that says that all pages are in the log at first.
+const TRACK_ALL: u32 = 8;
+
 impl Command {
     /// All of them; those with an argument, with one that is possible.
     pub const ALL: &[Self] = &[
@@ -420,6 +440,9 @@ impl Command {
         Self::Restore,
         Self::Read(0x04_0000),
         Self::Write(0xff_ffff),
+        Self::Track(Track { tracker: 4, all: true }),
+        Self::Written(2),
+        Self::Clear(0xff),
     ];
 
     /// Its number and its argument.
@@ -428,6 +451,9 @@ impl Command {
             Self::Balloon(mebibytes) => (command::BALLOON, mebibytes),
             Self::Read(page) => (command::READ, page),
             Self::Write(page) => (command::WRITE, page),
+            Self::Track(Track { tracker, all }) => (command::TRACK, u32::from(tracker) | u32::from(all) << TRACK_ALL),
+            Self::Written(memslot) => (command::WRITTEN, memslot.into()),
+            Self::Clear(memslot) => (command::CLEAR, memslot.into()),
             plain => (PLAIN.iter().find(|(_, command)| *command == plain).map_or(u8::MAX, |(number, _)| *number), 0),
         }
     }
@@ -437,6 +463,15 @@ impl Command {
             command::BALLOON => return Ok(Self::Balloon(argument)),
             command::READ => return Ok(Self::Read(argument)),
             command::WRITE => return Ok(Self::Write(argument)),
+            command::TRACK => {
+                check("the argument", argument, argument < 2 << TRACK_ALL)?;
+                return Ok(Self::Track(Track { tracker: argument as u8, all: argument >> TRACK_ALL == 1 }));
+            }
+            command::WRITTEN | command::CLEAR => {
+                let memslot = argument as u8;
+                check("the argument", argument, argument == u32::from(memslot))?;
+                return Ok(if number == command::CLEAR { Self::Clear(memslot) } else { Self::Written(memslot) });
+            }
             _ => {}
         }
         check("the argument", argument, argument == 0)?;

@@ -19,4 +19,4 @@ pub mod wire;
 
 pub use credit::{CreditError, ReceiveCredit, SendCredit};
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, TooLong};
-pub use message::{Command, GuestState, MessageError, PAGE_SIZE, Reason, ToHypervisor, ToLauncher};
+pub use message::{Command, GuestState, MessageError, PAGE_SIZE, Reason, ToHypervisor, ToLauncher, Track};

@@ -103,10 +103,16 @@ pub mod command {
     pub const SAVE: u8 = 11;
     /// Take a section into a guest that is stopped before its first instruction.
     pub const RESTORE: u8 = 12;
-    /// Send a page of a stopped guest. The argument is its address, divided by 4096.
+    /// Send a page of a guest. The argument is its address, divided by 4096.
     pub const READ: u8 = 13;
     /// Take a page into a guest that is stopped before its first instruction. The argument as above.
     pub const WRITE: u8 = 14;
+    /// Start dirty logs of all memslots. The argument is the tracker's number, and 256 if all pages are in the log at first.
+    pub const TRACK: u8 = 15;
+    /// Send the pages in the dirty log of the memslot that is the argument.
+    pub const WRITTEN: u8 = 16;
+    /// Take pages out of the dirty log of the memslot that is the argument.
+    pub const CLEAR: u8 = 17;
 }
 
 /// Values of [`Refusal::reason`].
@@ -253,6 +259,16 @@ pub struct Statistic {
 pub struct Part {
     /// The command.
     pub request: U32,
+}
+
+/// Pages among 64 that are in a dirty log: the answer to [`command::WRITTEN`], and the content for [`command::CLEAR`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct WrittenWord {
+    /// The first of the 64, counted from the memslot's first: a multiple of 64.
+    pub first_page: U64,
+    /// Bit `n` is page `first_page + n`.
+    pub mask: U64,
 }
 
 /// The start of the payload of [`kind::STATE`].

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The pages of a stopped guest, read where they are, and those of a guest that comes from elsewhere, written where they are
+//! The pages of a guest, read where they are, and those of a guest that comes from elsewhere, written where they are
 //! ([`saved`](super::saved)).
 //!
 //! A page in the guest's store is read there, and stays there (`twofold_memory::swap`, K1 to K4). A page that has no frame
@@ -15,7 +15,7 @@ use thiserror::Error;
 use twofold_abi::channel::PAGE_SIZE;
 use twofold_memory::swap::{Located, Peek, PeekError, Peeked, Poke, Poked};
 use twofold_stage2::Ipa;
-use twofold_vmm::life::{NotNow, State};
+use twofold_vmm::life::NotNow;
 use zerocopy::IntoBytes;
 
 use super::Vm;
@@ -86,11 +86,15 @@ fn address(page: u32) -> Ipa {
 }
 
 impl Vm {
-    /// The content of the page of the stopped guest at `page` times 4096; nothing if it is all zero.
+    /// The content of the page of the guest at `page` times 4096; nothing if it is all zero. While the guest runs, it may write
+    /// to the page meanwhile. A piece in the sense of [`sweep`](super::sweep).
     pub(crate) fn read_page(&'static self, page: u32) -> Result<Looked<Vec<u8>, Reading>, PageError> {
-        self.check_stopped()?;
         let mut words = vec![0_u64; PAGE_SIZE / size_of::<u64>()];
-        match self.memory.read(address(page), words.as_mut_bytes()) {
+        let read = self.sweeps.piece(|| -> Result<_, NotNow> {
+            self.look()?;
+            Ok(self.memory.read(address(page), words.as_mut_bytes()))
+        })?;
+        match read {
             Ok(()) => Ok(Looked::Done(content(&words))),
             Err(twofold_memory::Error::Absent { page, .. }) => {
                 Reading { vm: self, peek: self.memory.peek(page)? }.look()
@@ -120,11 +124,6 @@ impl Vm {
         }
     }
 
-    fn check_stopped(&self) -> Result<(), NotNow> {
-        let state = self.life.change(|life, _| life.state());
-        if state == State::Stopped { Ok(()) } else { Err(NotNow(state)) }
-    }
-
     fn why(&self, page: Ipa) -> Why {
         self.swap.as_ref().map(|swap| swap.why(Some(page))).unwrap_or_default()
     }
@@ -133,7 +132,7 @@ impl Vm {
 impl Reading {
     /// Looks whether the page has come.
     pub(crate) fn look(mut self) -> Result<Looked<Vec<u8>, Self>, PageError> {
-        self.vm.check_stopped()?;
+        self.vm.look()?;
         let mut words = vec![0_u64; PAGE_SIZE / size_of::<u64>()];
         let Some((bytes, _)) = words.as_mut_bytes().split_first_chunk_mut() else { return Ok(Looked::Later(self)) };
         let peeked = self.peek.look(bytes);

@@ -22,7 +22,7 @@ use spin::Mutex;
 use twofold_abi::virt;
 use twofold_memory::dirty::{DirtyLog, LogError, LogOptions, Tracker};
 use twofold_stage2::Ipa;
-use twofold_vmm::life::{NotNow, State};
+use twofold_vmm::life::NotNow;
 
 use super::Vm;
 use crate::experiment::EnginePlatform;
@@ -42,9 +42,18 @@ pub(crate) enum Sweep {
     Coalesce,
 }
 
-/// A guest's lock for sweeps (P1), with the number of pages that its log has collected.
+/// A guest's lock for sweeps (P1), with what its log is for.
 #[derive(Default)]
-pub(crate) struct Sweeps(Mutex<u64>);
+pub(crate) struct Sweeps(Mutex<LogUse>);
+
+/// What the log of a guest's RAM is for.
+#[derive(Default)]
+struct LogUse {
+    /// Pages that it has collected.
+    collected: u64,
+    /// A launcher copies the guest by it ([`tracked`](super::tracked)): nothing else may take pages out of it.
+    is_copied: bool,
+}
 
 /// What a piece did.
 pub(crate) struct Swept {
@@ -63,12 +72,18 @@ pub(crate) enum Unswept {
     /// The log or the tables are not, or cannot be changed.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// The log is for another use.
+    #[error("a launcher copies the guest's memory by its dirty log")]
+    Copied,
 }
 
 impl Unswept {
     /// Whether it is the guest's state or its log's, and no failure.
     pub(crate) fn is_state(&self) -> bool {
-        matches!(self, Self::Guest(_) | Self::Log(LogError::Running { .. } | LogError::NotRunning { .. }))
+        matches!(
+            self,
+            Self::Guest(_) | Self::Copied | Self::Log(LogError::Running { .. } | LogError::NotRunning { .. })
+        )
     }
 }
 
@@ -84,28 +99,43 @@ impl Sweeps {
     pub(crate) fn has_turn(&self) -> bool {
         self.0.try_lock().is_none()
     }
+
+    /// A piece of other work (P1, P4).
+    pub(super) fn piece<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _piece = self.0.lock();
+        work()
+    }
+
+    /// A piece that starts the logs by which a launcher copies the guest.
+    pub(super) fn begin_copy(&self, start: impl FnOnce() -> Result<(), Unswept>) -> Result<(), Unswept> {
+        let mut log = self.0.lock();
+        start()?;
+        log.is_copied = true;
+        Ok(())
+    }
 }
 
 impl Vm {
     /// A piece of a sweep, from this page of RAM on.
     pub(crate) fn sweep(&self, sweep: Sweep, page: u64) -> Result<Swept, Unswept> {
-        let mut collected = self.sweeps.0.lock();
+        let mut log_use = self.sweeps.0.lock();
         let log = self.ram_log()?;
         let (pages, next) = piece(page, PIECE, log.pages());
         let found = match sweep {
             Sweep::Start => {
                 // A block is split when the guest first writes to it.
                 log.start(&LogOptions { chunk: 0, ..LogOptions::new(Tracker::Manual) })?;
-                *collected = 0;
+                *log_use = LogUse::default();
                 return Ok(Swept { found: 0, next: None });
             }
+            Sweep::Protect | Sweep::Collect if log_use.is_copied => return Err(Unswept::Copied),
             Sweep::Protect => {
                 log.collect(pages)?;
                 0
             }
             Sweep::Collect => {
                 let found = log.collect(pages)?;
-                *collected += found;
+                log_use.collected += found;
                 found
             }
             Sweep::Split => log.split_pages(pages)?,
@@ -120,14 +150,18 @@ impl Vm {
 
     /// Stops the dirty log.
     pub(crate) fn stop_log(&self) -> Result<(), Unswept> {
-        let _piece = self.sweeps.0.lock();
-        Ok(self.ram_log()?.stop()?)
+        let mut log_use = self.sweeps.0.lock();
+        self.ram_log()?.stop()?;
+        log_use.is_copied = false;
+        // Those of the other memslots run only if a launcher tracks all.
+        let _ = self.stop_logs(self.memslots().count() - 1);
+        Ok(())
     }
 
-    /// The pages that the dirty log has collected; `None`: no log runs.
+    /// The pages that the dirty log has collected; `None`: no log runs, or it is for another use.
     pub(crate) fn collected(&self) -> Option<u64> {
-        let collected = self.sweeps.0.lock();
-        self.memory.dirty_log(self.ram).ok()?.tracker().map(|_| *collected)
+        let log_use = self.sweeps.0.lock();
+        self.memory.dirty_log(self.ram).ok()?.tracker().filter(|_| !log_use.is_copied).map(|_| log_use.collected)
     }
 
     /// The leaves that map a piece of RAM from this page on, by level, and the page to continue from. `None`: the guest is
@@ -179,10 +213,8 @@ impl Vm {
 
     /// P2. The log of RAM, if the guest runs or is stopped.
     fn ram_log(&self) -> Result<DirtyLog<'_, EnginePlatform>, Unswept> {
-        match self.life.change(|life, _| life.state()) {
-            State::Running | State::Stopping | State::Stopped => Ok(self.memory.dirty_log(self.ram)?),
-            other => Err(NotNow(other).into()),
-        }
+        self.look()?;
+        Ok(self.memory.dirty_log(self.ram)?)
     }
 }
 

@@ -107,6 +107,7 @@ impl<W: Write> Lane<W> {
                 if !round.stopped {
                     round.ram.clear(index, first, words)?;
                 }
+                round.ram.expect(index, first, words);
                 for (word, &mask) in words.iter().enumerate().filter(|(_, mask)| **mask != 0) {
                     if round.cancel.is_cancelled() {
                         return Err(Cause::Cancelled);

@@ -50,6 +50,12 @@ pub trait SourceRam: Sync {
     /// Stops the dirty logs.
     fn stop(&self);
 
+    /// These pages of the memslot are read next, in their order, from word `first` of its bits on. For memory that is far
+    /// away, and is best asked for several pages at a time; other memory ignores it.
+    fn expect(&self, slot: usize, first: usize, pages: &[u64]) {
+        let _ = (slot, first, pages);
+    }
+
     /// Reads a page, or begins to: a page in the guest's store is read there, and need not become resident.
     ///
     /// # Errors
@@ -117,8 +123,11 @@ pub trait Queued {
 }
 
 /// Why a guest's memory could not be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RamError {
+    /// Memory that is not of this crate fails.
+    #[error("{0}")]
+    Embedder(String),
     /// A dirty log failed.
     #[error("memslot {slot}: {error}")]
     Log {

@@ -65,7 +65,7 @@ impl<A> Ahead<A> {
         let &(slot, page, _) = self.pages.first()?;
         let waited = now.saturating_sub(self.since);
         let silent = RamError::Silent { slot, page, others: self.pages.len() - 1, waited };
-        Some((waited, self.failed.unwrap_or(silent)))
+        Some((waited, self.failed.clone().unwrap_or(silent)))
     }
 }
 
@@ -88,7 +88,7 @@ impl<A: Away> Ahead<A> {
                 Peeked::Later => {}
                 Peeked::Failed(error) => {
                     let error = RamError::Store { slot: *slot, page: *page, error };
-                    (self.failed, failed) = (Some(error), Err(error));
+                    (self.failed, failed) = (Some(error.clone()), Err(error));
                 }
             }
         }

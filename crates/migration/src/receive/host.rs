@@ -32,7 +32,7 @@ pub trait Host: Embedder {
     /// It does not have these memslots.
     fn ram(&self) -> Result<Self::Ram<'_>, RamError>;
 
-    /// Takes a section.
+    /// Takes a section. Images come before the first page.
     ///
     /// # Errors
     ///

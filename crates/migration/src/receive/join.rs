@@ -41,6 +41,8 @@ pub(super) fn heads(heads: &[(&Hello, &[Slot])]) -> Result<(), JoinError> {
 
 /// What all streams have come to.
 pub(super) enum Joined {
+    /// All have begun the first round.
+    Begun,
     /// All have ended a round.
     Round,
     /// All have ended, with the same offer.
@@ -59,6 +61,7 @@ pub(super) fn phases(phases: &[Phase], all: Option<u64>) -> Result<Joined, JoinE
             {
                 came += pages;
             }
+            (Phase::Begun, Phase::Begun) => {}
             (Phase::End(from), Phase::End(wanted)) if from == wanted => {}
             (Phase::End(_), Phase::End(_)) => return Err(JoinError::Differs { stream, what: "owner record" }),
             (found, wanted) => {
@@ -68,6 +71,7 @@ pub(super) fn phases(phases: &[Phase], all: Option<u64>) -> Result<Joined, JoinE
     }
     match (*first, all) {
         (Phase::Round { number: 1, .. }, Some(all)) if came != all => Err(JoinError::FirstRound { came, all }),
+        (Phase::Begun, _) => Ok(Joined::Begun),
         (Phase::Round { .. }, _) => Ok(Joined::Round),
         (Phase::End(from), _) => Ok(Joined::End(from)),
     }

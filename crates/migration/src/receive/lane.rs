@@ -95,7 +95,12 @@ impl<S: Read> Lane<S> {
             let record = self.reader.next().map_err(|error| ReceiveError::Read { stream: place, error })?;
             let misplaced = |what| Err(JoinError::Misplaced { what, stream }.into());
             match record {
-                Some(Record::Round { number, stopped }) => self.round = (number, stopped),
+                Some(Record::Round { number, stopped }) => {
+                    self.round = (number, stopped);
+                    if number == 1 {
+                        return Ok(Phase::Begun);
+                    }
+                }
                 Some(Record::Page { slot, page, bytes }) => {
                     fresh(slot, page)?;
                     store(ram, (index(slot), page), Some(bytes), runtime)?;

@@ -6,7 +6,7 @@
 //! * T1: read hello and memslots of each stream. Compare them with what this target has, and with each other (`join`).
 //! * T2: have the embedder build the machine ([`Host::build`]), and accept.
 //! * T3: read each stream to the end of a round, and store the pages. All streams end a round before any goes on.
-//!   After each round, hand over the sections that came. The memory may have a store and fewer frames than pages: then
+//!   Before the first round and after each, hand over the sections that came. The memory may have a store and fewer frames than pages: then
 //!   pages that came leave to that store, by the embedder's write-out task, while others come. A stream whose page waits
 //!   for a frame is not read on meanwhile, so the source waits, too.
 //! * T4: all streams have ended with the same offer. The embedder checks that the guest could run.

@@ -6,6 +6,8 @@ use crate::commit::Ownership;
 /// Where a stream's part ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
+    /// The first round's begin: the images have come.
+    Begun,
     /// A round's end.
     Round { number: u64, stopped: bool, pages: u64 },
     /// The stream's end.
@@ -15,6 +17,7 @@ pub(super) enum Phase {
 impl Phase {
     pub fn name(self) -> &'static str {
         match self {
+            Self::Begun => "the first round's begin",
             Self::Round { stopped: false, .. } => "the end of a round",
             Self::Round { stopped: true, .. } => "the end of the stopped guest's round",
             Self::End(_) => "its end",
