@@ -5,6 +5,7 @@
 //! is not 0.
 
 mod attach;
+mod migrate;
 mod run;
 mod signals;
 mod snapshot;
@@ -32,6 +33,9 @@ enum Command {
     /// Experiments: each technique on and off, next to the published figures
     #[command(subcommand)]
     Bench(Box<twofold_bench::Command>),
+    /// Moves a guest that runs to another machine
+    #[command(after_help = migrate::HELP)]
+    Migrate(migrate::Options),
     /// Runs guests
     #[command(after_help = run::HELP)]
     Run(Box<run::Options>),
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Attach(options) => attach::command(&options),
         Command::Bench(bench) => twofold_bench::run(&bench),
+        Command::Migrate(options) => migrate::command(&options),
         Command::Run(options) => run::command(&options),
         Command::Snapshot(options) => snapshot::command(&options),
         Command::Stat(options) => stat::command(&options),

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::hub::Hub;
 use crate::machine::Loaded;
+use crate::migrate::target::{Coming, IncomingError};
 use crate::outcome::Outcome;
 use crate::owner::{self, OwnerError};
 use crate::run::{Launch, RunError, read_lines};
@@ -38,12 +39,40 @@ pub enum InteractiveError {
     /// The guest cannot be restored.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// The guest did not come.
+    #[error("the guest did not come: {0}")]
+    Incoming(#[from] IncomingError),
+}
+
+/// Where guests come from.
+pub enum Origin {
+    /// They start here.
+    Start,
+    /// The only one is restored from a file.
+    File(Box<Snapshot>),
+    /// The only one comes from another machine.
+    Link(Box<Coming>),
+}
+
+impl Origin {
+    /// Lets a guest that was not started go on.
+    fn go_on(self, session: &Arc<Session>) -> Result<(), InteractiveError> {
+        match self {
+            Self::Start => Ok(()),
+            Self::File(snapshot) => Ok(snapshot.restore(session)?),
+            Self::Link(coming) => {
+                let name = coming.carried.known().name;
+                (*coming).go_on(session)?;
+                note(&format!("{name} runs here now"));
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Runs guests that have their consoles on the channel ([`CONSOLES`](twofold_abi::bundle::flags::CONSOLES)). Standard input and
 /// output are the console of the guest `attached`. Without one, a terminal is the first guest's, and otherwise the lines of all
-/// guests are printed, with their names if there are several. `from` is what the only guest is restored from, if it was not
-/// started.
+/// guests are printed, with their names if there are several.
 ///
 /// # Errors
 ///
@@ -51,7 +80,7 @@ pub enum InteractiveError {
 pub fn run(
     launch: &Launch<'_>,
     guests: &[Known],
-    from: Option<Snapshot>,
+    from: Origin,
     attached: Option<&str>,
 ) -> Result<Outcome, InteractiveError> {
     let session = Arc::<Session>::default();
@@ -59,7 +88,7 @@ pub fn run(
     let hub = Hub::new(Arc::clone(&session), &names);
     if let Loaded::Guest { bundle, .. } = &launch.machine.loaded {
         hub.started_with(bundle);
-        if from.is_none() {
+        if matches!(from, Origin::Start) {
             owner::take(&bundle.devices)?;
         }
     }
@@ -77,8 +106,7 @@ pub fn run(
         }
         _ => None,
     };
-    let restore = |session: &Session| from.map_or(Ok(()), |snapshot| snapshot.restore(session));
-    let drive = |session: &Session| match (restore(session)?, shown) {
+    let drive = |_: &Session| match (from.go_on(&session)?, shown) {
         ((), Some(name)) => {
             let pumps = hub.spawn();
             let connected = terminal::connect(&hub, name, is_terminal, &launch.stop);
@@ -117,4 +145,9 @@ fn lines(hub: &Arc<Hub>, names: &[String]) {
 /// The terminal may be closed; the signal that says so ends the run.
 fn println(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
+}
+
+/// Says something that the user should know, on standard error: a terminal in raw mode needs the carriage's return.
+pub(crate) fn note(text: &str) {
+    let _ = write!(io::stderr(), "{text}\r\n");
 }

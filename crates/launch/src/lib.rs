@@ -39,6 +39,7 @@ pub mod initrd;
 pub mod interactive;
 pub mod layout;
 pub mod machine;
+pub mod migrate;
 pub mod monitor;
 pub mod outcome;
 pub mod owner;

@@ -36,11 +36,11 @@ use crate::session::{Answer, Session, SessionError};
 use crate::swap;
 
 /// The machine model of our guests, in the hello.
-const MODEL: &str = "twofold-virt-1";
+pub(crate) const MODEL: &str = "twofold-virt-1";
 /// The section with the guest's bundle.
-const BUNDLE: &str = "bundle";
+pub(crate) const BUNDLE: &str = "bundle";
 /// The section with what is behind the guest's devices.
-const HOST: &str = "host";
+pub(crate) const HOST: &str = "host";
 /// More is no guest's bundle.
 const BUNDLE_MAX: u64 = 4 << 30;
 
@@ -403,17 +403,17 @@ fn content(path: &Path, why: &str) -> SnapshotError {
     SnapshotError::Content { path: path.to_owned(), why: why.to_owned() }
 }
 
-fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     Name::new(text).expect("the names here are names")
 }
 
 /// A random number, for what only has to differ.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
 /// The memslots of a guest: flash, stolen time and RAM.
-fn slots(record: &bundle::Guest) -> Vec<Slot> {
+pub(crate) fn slots(record: &bundle::Guest) -> Vec<Slot> {
     let flash = if record.firmware_size.get() > 0 { virt::FLASH_SIZE } else { 0 };
     let all = [
         (virt::FLASH_BASE, flash),
@@ -428,14 +428,14 @@ fn slots(record: &bundle::Guest) -> Vec<Slot> {
 }
 
 /// The record of the guest in a bundle that has one guest.
-fn record(bundle: &[u8]) -> Option<bundle::Guest> {
+pub(crate) fn record(bundle: &[u8]) -> Option<bundle::Guest> {
     let (header, rest) = Header::read_from_prefix(bundle).ok()?;
     let (record, _) = bundle::Guest::read_from_prefix(rest).ok()?;
     (header.magic == bundle::MAGIC && header.guests.get() == 1).then_some(record)
 }
 
 /// The bundle of one guest of a bundle, by itself.
-fn alone(bundle: &Path, guest: u16) -> io::Result<Vec<u8>> {
+pub(crate) fn alone(bundle: &Path, guest: u16) -> io::Result<Vec<u8>> {
     let file = File::open(bundle)?;
     let mut header = Header::new_zeroed();
     file.read_exact_at(header.as_mut_bytes(), 0)?;

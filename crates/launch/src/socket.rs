@@ -11,6 +11,7 @@
 //! | `sample` | a [`Sample`] as JSON, one line |
 //! | `snapshot NAME FILE` | after `ok`, the bytes of the [snapshot](crate::snapshot) that FILE is then; FILE begins with `/` |
 //! | `suspend NAME FILE` | the same, and then the guest ends |
+//! | `migrate NAME ORDER` | ORDER is an [`Order`] as JSON; [`Report`]s follow `ok`, a line of JSON each |
 //!
 //! Invariants: the directory is the user's own, and no one else may enter it; a directory that is not so is refused. The
 //! socket goes with the run. What a client sends is a bounded line, or bytes for a console, whose reader it waits for.
@@ -27,6 +28,7 @@ use std::{env, process, thread};
 use thiserror::Error;
 
 use crate::hub::{Console, Hub};
+use crate::migrate::order::{self, Order, Report};
 use crate::monitor;
 use crate::sample::{Known, Sample};
 use crate::terminal::Guests;
@@ -184,6 +186,33 @@ impl Remote {
         size.parse().map_err(|_| self.unusable(io::ErrorKind::InvalidData.into()))
     }
 
+    /// Moves a guest to another machine, and calls `take` with what comes of it. If `take` returns false, or this process ends,
+    /// the guest stays.
+    ///
+    /// # Errors
+    ///
+    /// The run has ended.
+    pub fn migrate(
+        &self,
+        guest: &str,
+        order: &Order,
+        mut take: impl FnMut(&Report) -> bool,
+    ) -> Result<Report, SocketError> {
+        let unusable = |why: io::Error| self.unusable(why);
+        let order = serde_json::to_string(order).map_err(|why| unusable(why.into()))?;
+        let (_, reader) = self.ask(&format!("migrate {guest} {order}"))?;
+        for line in reader.lines() {
+            let report = serde_json::from_str(&line.map_err(unusable)?).map_err(|why| unusable(why.into()))?;
+            if matches!(report, Report::Moved { .. } | Report::Stays(_)) {
+                return Ok(report);
+            }
+            if !take(&report) {
+                break;
+            }
+        }
+        Err(self.unusable(io::ErrorKind::UnexpectedEof.into()))
+    }
+
     /// Sends a line, and returns what follows `ok`, and the stream behind it.
     fn ask(&self, line: &str) -> Result<(String, BufReader<UnixStream>), SocketError> {
         let exchange = || -> io::Result<_> {
@@ -245,7 +274,7 @@ fn answer(stream: &UnixStream, hub: &Arc<Hub>, known: &[Known]) -> io::Result<()
             Ok(sample) => say(&format!("ok {}\n", serde_json::to_string(&sample)?)),
             Err(why) => say(&format!("error {why}\n")),
         },
-        ("console" | "command" | "snapshot" | "suspend", None) => {
+        ("console" | "command" | "snapshot" | "suspend" | "migrate", None) => {
             say(&format!("error {}", monitor::no_guest(hub, name)))
         }
         ("snapshot", Some(guest)) => match monitor::snapshot(hub, guest, Path::new(command)) {
@@ -261,6 +290,10 @@ fn answer(stream: &UnixStream, hub: &Arc<Hub>, known: &[Known]) -> io::Result<()
                 (Ok(size), None) => say(&format!("ok {size}\n")),
                 (Err(why), None) => say(&format!("error {why}\n")),
             }
+        }
+        ("migrate", Some(guest)) => {
+            say("ok\n")?;
+            order::serve(hub, guest, command, stream)
         }
         ("command", Some(guest)) => {
             say("ok\n")?;

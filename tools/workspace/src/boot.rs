@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use twofold_abi::bundle::flags;
 use twofold_abi::control::{ORACLE_ARGUMENT, RECORD_ARGUMENT, TRACE_ARGUMENT};
-use twofold_launch::interactive::{self, InteractiveError};
+use twofold_launch::interactive::{self, InteractiveError, Origin};
 use twofold_launch::run::{CONSOLE_LOG, CONTROL_LOG};
 use twofold_launch::sample::Known;
 use twofold_launch::session::Session;
@@ -99,7 +99,7 @@ impl Boot<'_> {
         attached: Option<&str>,
     ) -> anyhow::Result<Outcome> {
         let guests: Vec<_> = self.guests.iter().map(Known::of).collect();
-        let run = |launch: &Launch<'_>| match interactive::run(launch, &guests, None, attached) {
+        let run = |launch: &Launch<'_>| match interactive::run(launch, &guests, Origin::Start, attached) {
             Ok(outcome) => Ok((outcome, ())),
             Err(InteractiveError::Run(error)) => Err(error.into()),
             Err(error) => Err(error.into()),

@@ -7,6 +7,7 @@
 mod config;
 mod device_tree;
 mod image;
+mod incoming;
 mod options;
 
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use twofold_abi::virt::MAX_CPUS;
 use twofold_bench::output;
-use twofold_launch::interactive::{self, InteractiveError};
+use twofold_launch::interactive::{self, InteractiveError, Origin};
 use twofold_launch::sample::Known;
 use twofold_launch::snapshot::Snapshot;
 use twofold_launch::spec::Net;
@@ -41,6 +42,7 @@ Examples:
   twofold run --config vm.toml --memory 4G
   twofold run --kernel Image --dtb-dump guest.dtb
   twofold run --from web.snapshot
+  twofold run --incoming :4444 --key key --owner /shared/web.owner
 
 Environment:
   TWOFOLD_QEMU     the QEMU to use, instead of qemu-system-aarch64 from PATH
@@ -58,6 +60,9 @@ const TIMED_OUT: u8 = 124;
 pub fn command(options: &Options) -> anyhow::Result<ExitCode> {
     if let Some(file) = &options.from {
         return go_on(options, file);
+    }
+    if options.incoming.is_some() {
+        return incoming::command(options);
     }
     let mut options = options.clone();
     let config = options.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
@@ -97,7 +102,7 @@ pub fn command(options: &Options) -> anyhow::Result<ExitCode> {
     start(
         &Started { qemu: &qemu, machine: &machine, directory: directory.path(), options: &options },
         &known,
-        None,
+        Origin::Start,
         attached,
     )
 }
@@ -123,7 +128,7 @@ fn go_on(options: &Options, file: &Path) -> anyhow::Result<ExitCode> {
     let loaded = Loaded::Guest { bundle, memory: snapshot.memory };
     let machine = machine(image, loaded, options.host_cpus.unwrap_or(guest.cpus), options);
     let started = Started { qemu: &qemu, machine: &machine, directory: directory.path(), options };
-    start(&started, &[guest], Some(snapshot), None)
+    start(&started, &[guest], Origin::File(Box::new(snapshot)), None)
 }
 
 fn machine(image: PathBuf, loaded: Loaded, cpus: u32, options: &Options) -> Machine {
@@ -139,12 +144,7 @@ struct Started<'a> {
     options: &'a Options,
 }
 
-fn start(
-    started: &Started<'_>,
-    guests: &[Known],
-    from: Option<Snapshot>,
-    attached: Option<&str>,
-) -> anyhow::Result<ExitCode> {
+fn start(started: &Started<'_>, guests: &[Known], from: Origin, attached: Option<&str>) -> anyhow::Result<ExitCode> {
     let Started { qemu, machine, directory, options } = *started;
     let stop = signals::stop()?;
     let timeout = options.timeout.map(Duration::from_secs);

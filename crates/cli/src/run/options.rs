@@ -41,6 +41,28 @@ const OF_GUESTS: [&str; 17] = [
     "attach",
 ];
 
+/// The options that do not go with a guest that another machine sends.
+const NOT_INCOMING: [&str; 18] = [
+    "kernel",
+    "initrd",
+    "append",
+    "firmware",
+    "cpus",
+    "resident",
+    "swap",
+    "async_fault",
+    "disk",
+    "name",
+    "weight",
+    "guest",
+    "config",
+    "dtb_dump",
+    "restart",
+    "pages",
+    "attach",
+    "from",
+];
+
 /// Options of `run`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Options {
@@ -104,6 +126,16 @@ pub struct Options {
     /// --net, once for each card, gives it another network
     #[arg(long, value_name = "FILE", conflicts_with_all = OF_GUESTS)]
     pub from: Option<PathBuf>,
+    /// Waits at this address, such as :4444, for a guest that `twofold migrate` moves here. --key and --owner are those of the other
+    /// side. --memory is the most memory that the guest may have, and --net, once for each card, gives its cards other networks
+    #[arg(long, value_name = "[HOST]:PORT", conflicts_with_all = NOT_INCOMING, requires_all = ["key", "owner"])]
+    pub incoming: Option<String>,
+    /// The key of a move: a file with 64 hexadecimal digits, as `openssl rand -hex 32` writes them, which its owner alone can read
+    #[arg(long, value_name = "FILE", requires = "incoming")]
+    pub key: Option<PathBuf>,
+    /// The owner record of a guest that moves: a file that both sides reach, which says which side runs the guest
+    #[arg(long, value_name = "FILE", requires = "incoming")]
+    pub owner: Option<PathBuf>,
     /// Writes the guests' device trees to FILE (NAME.FILE for each, if there are several), and starts nothing
     #[arg(long, value_name = "FILE")]
     pub dtb_dump: Option<PathBuf>,

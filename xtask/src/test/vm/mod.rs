@@ -8,6 +8,7 @@
 //! | [`firmware`] | a guest that starts in a firmware |
 //! | [`loaders`], [`typed`] | the image started by U-Boot and by EFI; machines whose console is typed at |
 //! | [`machines`] | what guests are made of, and how they are booted |
+//! | [`moves`] | guests that move while they run |
 //! | [`isolation`] | a hostile guest beside one with secrets |
 //! | [`linux`] | Debian's kernel under load, alone and in pairs |
 //! | [`commands`] | commands of a launcher: stop, continue, reset, quit, statistics |
@@ -33,6 +34,7 @@ mod isolation;
 pub(super) mod linux;
 mod loaders;
 pub(super) mod machines;
+mod moves;
 mod program;
 mod resets;
 mod saved;
@@ -162,6 +164,10 @@ const TESTS: &[Test] = &[
     ("the_command_runs_guests_and_its_socket_takes_commands", Depth::Quick, command::run),
     ("the_command_saves_linux_into_a_file_and_goes_on_from_there", Depth::Quick, command::snapshot),
     ("the_command_moves_a_guest_with_a_disk_through_a_file", Depth::Quick, suspended::disk),
+    ("the_command_moves_a_guest_that_runs", Depth::Quick, moves::command),
+    ("moves::a_watcher_moves_once_with_each_tracker", Depth::Quick, |machines| moves::watcher(machines, 5)),
+    ("moves::a_watcher_moves_20_times", Depth::Full, |machines| moves::watcher(machines, 20)),
+    ("moves::linux_moves_once_with_each_tracker", Depth::Full, |machines| moves::linux(machines, 5)),
     ("lost_time_is_stolen_time", Depth::Quick, stolen::lost_and_stolen),
     ("nothing_is_stolen_with_a_cpu_for_each_vcpu", Depth::Quick, stolen::nothing),
     ("linux_reads_stolen_time_4_on_1", Depth::Full, |machines| stolen::linux(machines, 4, Clock::Counted)),

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The side that a guest leaves.
+//!
+//! Invariants: if the guest was not offered, it goes on here. From the offer on it stands still here until the record says
+//! which side has it: this side asks again as long as there is no answer, because both sides may have the guest's memory.
+
+use std::time::Duration;
+
+use thiserror::Error;
+use twofold_abi::channel::{Command, GuestState};
+use twofold_memory::dirty::Tracker;
+use twofold_migration::commit::{Embedder, Event, Owner, Ownership, Request, Side, State};
+use twofold_migration::plan::{Throttle, Wanted};
+use twofold_migration::precopy::{self, Postcopy, Precopy, Progress, Sent};
+use twofold_migration::sealed::Key;
+use twofold_migration::stream::Compression;
+use twofold_migration::{Answers, Cancel, Runtime, Section};
+
+use super::carried::Carried;
+use super::link::{self, LinkError};
+use super::memory;
+use super::record::Record;
+use super::{ASK_AGAIN, Clock, section};
+use crate::bundle::Bundle;
+use crate::saved::sections;
+use crate::session::{Session, SessionError};
+
+/// How a guest is to move.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// This side, as the record names it. No two machines have the same name.
+    pub me: Owner,
+    /// The target, as HOST:PORT.
+    pub to: String,
+    /// The key that both sides have.
+    pub key: Key,
+    /// The record that both sides can reach.
+    pub record: Record,
+    /// How writes are tracked.
+    pub tracker: Tracker,
+    /// How long the guest may stand still.
+    pub downtime: Duration,
+    /// The most rounds while it runs.
+    pub rounds: u32,
+    /// Whether it is stopped after these rounds however much is left.
+    pub forced: bool,
+}
+
+/// What comes of it meanwhile.
+pub enum News<'a> {
+    /// A round has ended.
+    Round(&'a Progress<'a>),
+    /// This side is in doubt, and why the record does not answer.
+    InDoubt(&'a str),
+    /// The guest runs elsewhere, and is about to end here: its machine may end with it.
+    Moved(&'a Moved),
+}
+
+/// A guest that has moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Moved {
+    /// What was sent.
+    pub sent: Sent,
+    /// From the time at which the guest was told to stop to the time at which this side learned that it runs elsewhere.
+    pub stopped: Duration,
+}
+
+/// Why a guest stays.
+#[derive(Debug, Error)]
+pub enum MoveError {
+    /// It does not run.
+    #[error("the guest does not run")]
+    NotRunning,
+    /// Its bundle cannot be read, or it has what does not move.
+    #[error("the guest cannot move: {0}")]
+    Unfit(String),
+    /// The record cannot be used.
+    #[error("cannot use the owner record {path}: {why}")]
+    Record {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The system's error.
+        why: std::io::Error,
+    },
+    /// The record is another guest's, or of an earlier run.
+    #[error(
+        "the owner record {0} says that another run has the guest; if that run has ended, remove the file, or give another one"
+    )]
+    Owner(std::path::PathBuf),
+    /// There is no link.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The guest was not offered.
+    #[error("{0}; the guest goes on here")]
+    Failed(#[from] precopy::Failed),
+    /// It was offered, and the target has not taken it.
+    #[error("the target did not take the guest ({0}); the guest goes on here")]
+    TakenBack(String),
+    /// The hypervisor has ended.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
+
+/// Moves guest number `guest`, which `bundle` has started, and ends it here.
+///
+/// # Errors
+///
+/// [`MoveError`]: the guest is here.
+pub fn send(
+    session: &Session,
+    guest: u16,
+    bundle: &Bundle,
+    options: &Options,
+    cancel: &Cancel,
+    news: &mut dyn FnMut(News<'_>),
+) -> Result<Moved, MoveError> {
+    let own = Carried::of(bundle, guest).map_err(|why| MoveError::Unfit(why.to_string()))?;
+    if let Some(disk) = own.devices.written() {
+        let why = format!("it writes to the disk {}, which stays here", disk.display());
+        return Err(MoveError::Unfit(why));
+    }
+    if session.state(guest) != Some(GuestState::Running) {
+        return Err(MoveError::NotRunning);
+    }
+    let unusable = |why| MoveError::Record { path: options.record.path().to_owned(), why };
+    let (reader, writer) = link::connect(&options.to, &options.key)?;
+    let me = options.me;
+    let owned = options.record.open(me).map_err(unusable)?;
+    if owned.owner != me {
+        return Err(MoveError::Owner(options.record.path().to_owned()));
+    }
+    let clock = Clock::new();
+    let mut side = Side::new(me, State::Running { owned });
+    let mut host =
+        Host { session, guest, own: &own, record: &options.record, error: None, stopped: None, clock: &clock, news };
+    let precopy = Precopy {
+        ram: &memory::Source::new(session, guest, own.slots(), options.tracker),
+        hello: own.hello(),
+        wanted: Wanted {
+            downtime: options.downtime,
+            fixed: options.downtime.min(FIXED) / 2,
+            rounds: options.rounds,
+            throttle: 0,
+            forced: options.forced,
+        },
+        limit: None,
+        compression: Compression::Lz4,
+        postcopy: Postcopy::Off,
+        runtime: &clock,
+        cancel,
+    };
+    let mut answers = Answers::new(reader);
+    let offered = precopy.run(vec![writer], Some(&mut answers), &mut side, &mut host)?;
+    let why = match answers.taken() {
+        Ok(now) => {
+            side.raise(Event::Record(now), &mut host);
+            String::new()
+        }
+        Err(why) => {
+            side.raise(Event::Cancel, &mut host);
+            offered.broken.map_or_else(|| why.to_string(), |broken| broken.to_string())
+        }
+    };
+    while let State::InDoubt { .. } = side.state() {
+        let why = host.error.take().unwrap_or_default();
+        (host.news)(News::InDoubt(&why));
+        clock.wait(ASK_AGAIN);
+        side.raise(Event::Tick, &mut host);
+    }
+    match side.state() {
+        State::Idle { .. } => {
+            let stopped = clock.now().saturating_sub(host.stopped.unwrap_or_default());
+            let moved = Moved { sent: offered.sent, stopped };
+            (host.news)(News::Moved(&moved));
+            host.command(Command::Quit);
+            Ok(moved)
+        }
+        _ => Err(MoveError::TakenBack(why)),
+    }
+}
+
+/// Of the downtime, what state and commit are taken to need at most.
+const FIXED: Duration = Duration::from_millis(200);
+
+/// What the migration asks of this side.
+struct Host<'a> {
+    session: &'a Session,
+    guest: u16,
+    own: &'a Carried,
+    record: &'a Record,
+    /// Why the record or the hypervisor did not answer last.
+    error: Option<String>,
+    stopped: Option<Duration>,
+    clock: &'a Clock,
+    news: &'a mut dyn FnMut(News<'_>),
+}
+
+impl Host<'_> {
+    /// Sends a command, and keeps why it was not done.
+    fn command(&mut self, command: Command) {
+        self.error = match self.session.ask(Some(self.guest), command) {
+            Ok(answer) => answer.refusal.map(|refusal| refusal.text),
+            Err(why) => Some(why.to_string()),
+        };
+    }
+}
+
+impl Embedder for Host<'_> {
+    fn ask(&mut self, request: Request) -> Option<Ownership> {
+        let asked = self.record.ask(request);
+        self.error = asked.as_ref().err().map(|why| format!("{}: {why}", self.record.path().display()));
+        asked.ok()
+    }
+
+    fn run(&mut self) {
+        self.command(Command::Continue);
+    }
+
+    /// A run that ends takes its guest with it, and another run has no images of it.
+    fn boot(&mut self) {}
+
+    /// The guest stands still until this side has said that it has moved.
+    fn release(&mut self) {}
+
+    fn announce(&mut self, _: Ownership) {}
+}
+
+impl precopy::Host for Host<'_> {
+    fn stop(&mut self) {
+        self.stopped = Some(self.clock.now());
+        self.command(Command::Stop);
+    }
+
+    /// vCPUs are never slowed down: the plan allows no throttle.
+    fn throttle(&mut self, _: &Throttle) {}
+
+    fn images(&mut self) -> Result<Vec<Section>, String> {
+        self.own.sections()
+    }
+
+    fn state(&mut self) -> Result<Vec<Section>, String> {
+        if let Some(why) = self.error.take() {
+            return Err(format!("the guest cannot be stopped: {why}"));
+        }
+        let answer = self.session.ask(Some(self.guest), Command::Save).map_err(|why| why.to_string())?;
+        if let Some(refusal) = answer.refusal {
+            return Err(refusal.text);
+        }
+        Ok(sections(&answer.content).filter_map(section).collect())
+    }
+
+    fn progress(&mut self, round: &Progress<'_>) {
+        (self.news)(News::Round(round));
+    }
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The side to which a guest comes.
+//!
+//! A thread receives the guest. The run's own thread starts the machine when the guest's images are there, and lets the
+//! receiver have it:
+//!
+//! | step | the receiver | the run |
+//! |---|---|---|
+//! | I1 | hands the guest's images over | waits for them ([`Incoming::wait`]) |
+//! | I2 | waits for the machine | starts it, and hands its session over ([`Coming::go_on`]) |
+//! | I3 | writes pages and state, and asks the record for the guest | waits until the guest runs, or does not come |
+//!
+//! Invariants: the guest runs here only when the record says that this side has it. A target that does not get the guest ends
+//! its machine.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+
+use thiserror::Error;
+use twofold_abi::channel::Command;
+use twofold_abi::virt::{self, MAX_CPUS};
+use twofold_migration::commit::{Embedder, Event, Owner, Ownership, Request, Side, State};
+use twofold_migration::ram::RamError;
+use twofold_migration::receive::{self, Receive, ReceiveError};
+use twofold_migration::sealed::Key;
+use twofold_migration::stream::{Capabilities, Compression, Hello, Message, Slot, Writer};
+use twofold_migration::{Runtime, Section};
+
+use super::carried::Carried;
+use super::link::{self, LinkError};
+use super::memory::{self, SHIFT};
+use super::record::Record;
+use super::{ASK_AGAIN, Clock, SECTIONS_MAX, with_head};
+use crate::guest::MEMORY_MAX;
+use crate::owner;
+use crate::session::Session;
+use crate::snapshot::{BUNDLE, HOST, MODEL, name};
+
+/// Called with the machine's session when all of the guest is here, and before its first instruction.
+pub type BeforeEntry = Box<dyn FnOnce(&Session) -> Result<(), String> + Send>;
+
+/// A place to which a guest may come.
+pub struct Incoming {
+    listener: TcpListener,
+    /// This side, as the record names it. No two machines have the same name.
+    pub me: Owner,
+    /// The key that both sides have.
+    pub key: Key,
+    /// The record that both sides can reach.
+    pub record: Record,
+    /// The most bytes of memory of a guest.
+    pub memory: u64,
+    /// For a test that compares the guest's memory.
+    pub before_entry: Option<BeforeEntry>,
+}
+
+/// Why no guest has come.
+#[derive(Debug, Error)]
+pub enum IncomingError {
+    /// There is no link.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The guest did not come whole.
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
+    /// The guest came whole, and the other side has it.
+    #[error("the guest came, and the record says that another side has it")]
+    Lost,
+    /// The guest is this side's, and does not go on.
+    #[error("the guest is this side's now, and does not go on: {0}")]
+    NotStarted(String),
+    /// The machine was not started.
+    #[error("no machine was started for the guest")]
+    NoMachine,
+}
+
+/// A guest that is on its way.
+pub struct Coming {
+    /// What it was started with.
+    pub carried: Carried,
+    session: Sender<Arc<Session>>,
+    receiver: JoinHandle<Result<(), IncomingError>>,
+}
+
+impl Incoming {
+    /// The most bytes of memory that a guest has beside its RAM: flash and stolen time.
+    pub const BESIDE_RAM: u64 = virt::FLASH_SIZE + virt::STOLEN_TIME_SIZE;
+
+    /// Listens at this address, such as `0.0.0.0:PORT`.
+    ///
+    /// # Errors
+    ///
+    /// It is in use, or not this machine's.
+    pub fn bind(address: &str, key: Key, record: Record) -> std::io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        Ok(Self { listener, me: owner::this(), key, record, memory: MEMORY_MAX + Self::BESIDE_RAM, before_entry: None })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    ///
+    /// The system does not know.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Waits for a source, and for its guest's images (I1).
+    ///
+    /// # Errors
+    ///
+    /// [`IncomingError`]: no guest has come. Another one may.
+    pub fn wait(&mut self) -> Result<Coming, IncomingError> {
+        let (stream, _) = self.listener.accept().map_err(LinkError::from)?;
+        let link = link::accept(stream, &self.key)?;
+        let (images, came) = mpsc::channel();
+        let (session, sessions) = mpsc::channel();
+        let here = self.capabilities();
+        let (me, record, before_entry) = (self.me, self.record.clone(), self.before_entry.take());
+        let receiver = thread::spawn(move || take(link, here, (me, &record), Stage { images, sessions }, before_entry));
+        match came.recv() {
+            Ok(carried) => Ok(Coming { carried, session, receiver }),
+            Err(_) => Err(joined(receiver).err().unwrap_or(IncomingError::NoMachine)),
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            model: name(MODEL),
+            page_shift: SHIFT,
+            ipa_bits: 48,
+            vcpus: MAX_CPUS,
+            memory: self.memory,
+            features: Vec::new(),
+        }
+    }
+}
+
+impl Coming {
+    /// Lets the guest have the machine that was started for it, and waits until it runs there (I2, I3).
+    ///
+    /// # Errors
+    ///
+    /// [`IncomingError`]: it does not run there.
+    pub fn go_on(self, session: &Arc<Session>) -> Result<(), IncomingError> {
+        let Self { session: to, receiver, .. } = self;
+        // A receiver that has failed says so below.
+        let _ = to.send(Arc::clone(session));
+        joined(receiver)
+    }
+}
+
+fn joined(receiver: JoinHandle<Result<(), IncomingError>>) -> Result<(), IncomingError> {
+    receiver.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// How the receiver speaks with the run.
+struct Stage {
+    images: Sender<Carried>,
+    sessions: Receiver<Arc<Session>>,
+}
+
+/// Receives a guest, and runs it.
+fn take(
+    (reader, writer): (link::Reader, link::Writer),
+    here: Capabilities,
+    (me, record): (Owner, &Record),
+    stage: Stage,
+    before_entry: Option<BeforeEntry>,
+) -> Result<(), IncomingError> {
+    let clock = Clock::new();
+    let mut side = Side::new(me, State::START);
+    let mut host = Host {
+        record,
+        stage,
+        before_entry,
+        answers: Writer::new(writer, Compression::Off),
+        slots: Vec::new(),
+        images: [const { Vec::new() }; 2],
+        memory: None,
+        error: None,
+    };
+    let receive = Receive { here, sections: SECTIONS_MAX, runtime: &clock };
+    let received = receive.run(vec![reader], &side, &mut host)?;
+    let (mut state, _none_is_absent) = received.take(&mut side, &mut host);
+    while let State::InDoubt { .. } = state {
+        let why = host.error.take().unwrap_or_default();
+        crate::interactive::note(&format!(
+            "the guest came, and stands still: the owner record does not say which side has it ({why}). This is asked again \
+             until the record can be reached"
+        ));
+        clock.wait(ASK_AGAIN);
+        state = side.raise(Event::Tick, &mut host);
+    }
+    match (state, host.error) {
+        (State::Running { .. }, None) => Ok(()),
+        (State::Running { .. }, Some(why)) => Err(IncomingError::NotStarted(why)),
+        _ => Err(IncomingError::Lost),
+    }
+}
+
+/// What the migration asks of this side.
+struct Host<'a> {
+    record: &'a Record,
+    stage: Stage,
+    before_entry: Option<BeforeEntry>,
+    answers: Writer<link::Writer>,
+    slots: Vec<Slot>,
+    /// The bundle, and what is behind the guest's devices, until both are here.
+    images: [Vec<u8>; 2],
+    memory: Option<Memory>,
+    error: Option<String>,
+}
+
+/// The machine that was started for the guest.
+struct Memory {
+    session: Arc<Session>,
+    pages: memory::Target,
+}
+
+impl Host<'_> {
+    /// Has the machine started (I1, I2).
+    fn start(&mut self) -> Result<(), String> {
+        let [bundle, host] = std::mem::take(&mut self.images);
+        let carried = Carried::from_sections(bundle, &host)?;
+        if carried.slots() != self.slots {
+            return Err("the guest's memory is not that of its bundle".to_owned());
+        }
+        if let Some(disk) = carried.devices.written() {
+            return Err(format!("the guest writes to the disk {}", disk.display()));
+        }
+        carried.devices.check().map_err(|why| why.to_string())?;
+        let gone = |_| "no machine was started for the guest".to_owned();
+        self.stage.images.send(carried).map_err(|_| "no machine was started for the guest".to_owned())?;
+        let session = self.stage.sessions.recv().map_err(gone)?;
+        // A hypervisor that could not start has no session.
+        session.guests().map_err(|why| why.to_string())?;
+        let pages = memory::Target::new(Arc::clone(&session), self.slots.clone());
+        self.memory = Some(Memory { session, pages });
+        Ok(())
+    }
+
+    /// Sends a command to the guest's machine.
+    fn command(&self, command: Command, content: &[u8]) -> Result<(), String> {
+        let Memory { session, .. } = self.memory.as_ref().ok_or("there is no machine")?;
+        let request = session.send_with(GUEST, command, content).map_err(|why| why.to_string())?;
+        let answer = session.answer(request).map_err(|why| why.to_string())?;
+        answer.refusal.map_or(Ok(()), |refusal| Err(refusal.text))
+    }
+}
+
+/// A machine that takes a guest has no other.
+const GUEST: u16 = 0;
+
+impl Embedder for Host<'_> {
+    fn ask(&mut self, request: Request) -> Option<Ownership> {
+        let asked = self.record.ask(request);
+        self.error = asked.as_ref().err().map(|why| format!("{}: {why}", self.record.path().display()));
+        asked.ok()
+    }
+
+    fn run(&mut self) {
+        let compared = match (self.before_entry.take(), &self.memory) {
+            (Some(compare), Some(memory)) => compare(&memory.session),
+            _ => Ok(()),
+        };
+        self.error = compared.and_then(|()| self.command(Command::Continue, &[])).err();
+    }
+
+    /// A run that ends takes its guest with it, and another run has no images of it.
+    fn boot(&mut self) {}
+
+    fn release(&mut self) {
+        if self.memory.is_some() {
+            // The machine may have ended.
+            let _ = self.command(Command::Quit, &[]);
+        }
+    }
+
+    fn announce(&mut self, now: Ownership) {
+        receive::Host::answer(self, &Message::Taken(now));
+    }
+}
+
+impl receive::Host for Host<'_> {
+    type Ram<'a>
+        = memory::Place<'a>
+    where
+        Self: 'a;
+
+    fn build(&mut self, _: &Hello, slots: &[Slot], absent: bool) -> Result<(), String> {
+        if absent {
+            return Err(
+                "pages are to come after the guest has changed hands, and this target needs all before".to_owned()
+            );
+        }
+        self.slots = slots.to_vec();
+        Ok(())
+    }
+
+    fn section(&mut self, section: Section) -> Result<(), String> {
+        if self.memory.is_none() {
+            let place = [BUNDLE, HOST].iter().position(|image| section.name == name(image));
+            let place = place.ok_or_else(|| format!("a section {} before the pages", section.name))?;
+            self.images[place] = section.bytes;
+            // The last one.
+            return if place == 1 { self.start() } else { Ok(()) };
+        }
+        self.command(Command::Restore, &with_head(&section))
+            .map_err(|why| format!("section {} {}: {why}", section.name, section.instance))
+    }
+
+    fn ram(&self) -> Result<memory::Place<'_>, RamError> {
+        Ok(memory::Place(self.memory.as_ref().map(|memory| &memory.pages)))
+    }
+
+    fn ready(&mut self) -> Result<(), String> {
+        let Memory { pages, .. } = self.memory.as_ref().ok_or("there is no machine")?;
+        pages.finish().map_err(|why| why.to_string())
+    }
+
+    fn answer(&mut self, message: &Message) {
+        // A message that is lost decides nothing.
+        let _ = self.answers.message(message);
+    }
+}
