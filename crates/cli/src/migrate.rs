@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use twofold_bench::output;
-use twofold_launch::migrate::order::{Order, Report};
+use twofold_launch::migrate::order::{self, Order, Report};
 use twofold_launch::socket::Remote;
 
 /// Options of `migrate`.
@@ -26,8 +27,8 @@ pub struct Options {
     /// when the guest moves for the first time
     #[arg(long, value_name = "FILE")]
     pub owner: PathBuf,
-    /// How the pages that the guest writes meanwhile are found: write-protect, manual, hardware, combined or adaptive
-    #[arg(long, value_name = "TRACKER", default_value = "adaptive")]
+    /// How the pages that the guest writes meanwhile are found (docs/migration.md)
+    #[arg(long, value_name = "TRACKER", default_value = "adaptive", value_parser = trackers())]
     pub tracker: String,
     /// The most milliseconds for which the guest may stand still
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
@@ -44,7 +45,8 @@ pub struct Options {
 pub const HELP: &str = "\
 The guest's memory is sent while the guest runs, then what it has written meanwhile, and so on, until the rest fits --downtime. It
 stands still for that rest, goes on at the other side, and ends here. If anything fails, or Ctrl-C ends this before, it goes on
-here. The connection is encrypted, and authenticated by the key. Guests that write to disks, or have --swap, do not move yet.
+here. The connection is encrypted, and authenticated by the key. Guests that write to disks do not move
+while they run.
 
 Examples:
   (umask 077; openssl rand -hex 32 > key)
@@ -54,7 +56,12 @@ Examples:
 If the link is cut while the guest changes hands, the side that the owner record names runs it, and the other one ends it. While the
 record cannot be reached, it stands still on both.
 
-Exit status: 0 if the guest has moved, 1 if it is here.";
+Exit status: 0 if the guest has moved, 1 if it is here. Ended by a signal, this says nothing: a guest that was not offered yet stays.";
+
+/// The names of all trackers.
+fn trackers() -> PossibleValuesParser {
+    PossibleValuesParser::new(order::trackers())
+}
 
 /// `twofold migrate`.
 pub fn command(options: &Options) -> anyhow::Result<ExitCode> {

@@ -6,7 +6,7 @@
 //! Invariant: a reader that takes nothing holds up its guest's console alone, as `docs/control.md` says of a console that
 //! nothing reads. A reader that is gone holds up nothing. A console without a reader is read, and its end is kept.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,6 +25,21 @@ pub struct Hub {
     guests: Vec<(String, Mutex<Readers>)>,
     /// The bundle that started the guests.
     bundle: OnceLock<Bundle>,
+    /// Guests that move, or are being saved.
+    claimed: Mutex<BTreeSet<u16>>,
+}
+
+/// A guest that moves, or is being saved: no command but this one's may stop it or let it go on. It ends with this value.
+#[derive(Debug)]
+pub struct Claim {
+    hub: Arc<Hub>,
+    guest: u16,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.hub.claimed().remove(&self.guest);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -57,7 +72,7 @@ impl Hub {
     #[must_use]
     pub fn new(session: Arc<Session>, names: &[String]) -> Arc<Self> {
         let guests = names.iter().map(|name| (name.clone(), Mutex::default())).collect();
-        Arc::new(Self { session, guests, bundle: OnceLock::new() })
+        Arc::new(Self { session, guests, bundle: OnceLock::new(), claimed: Mutex::default() })
     }
 
     /// Names the bundle that started the guests, once.
@@ -69,6 +84,24 @@ impl Hub {
     #[must_use]
     pub fn bundle(&self) -> Option<&Bundle> {
         self.bundle.get()
+    }
+
+    /// Claims a guest for one that moves or saves it; `None`: it is claimed already.
+    #[must_use]
+    pub fn claim(self: &Arc<Self>, guest: u16) -> Option<Claim> {
+        let is_first = self.claimed().insert(guest);
+        is_first.then(|| Claim { hub: Arc::clone(self), guest })
+    }
+
+    /// Whether a guest moves, or is being saved; `None`: any.
+    #[must_use]
+    pub fn is_claimed(&self, guest: Option<u16>) -> bool {
+        let claimed = self.claimed();
+        guest.map_or(!claimed.is_empty(), |guest| claimed.contains(&guest))
+    }
+
+    fn claimed(&self) -> MutexGuard<'_, BTreeSet<u16>> {
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the threads that read the consoles. They end with the machine.

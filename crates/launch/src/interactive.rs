@@ -92,6 +92,8 @@ pub fn run(
             owner::take(&bundle.devices)?;
         }
     }
+    // Until the only guest is whole here, no command of another process may let it go on.
+    let mut claim = if matches!(from, Origin::Start) { None } else { hub.claim(0) };
     let server = Server::start(&hub, guests.to_vec());
     if let Err(why) = &server {
         // The guests do without it.
@@ -99,15 +101,15 @@ pub fn run(
     }
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let shown = attached.or(names.first().map(String::as_str).filter(|_| is_terminal));
-    let raw = match shown {
-        Some(name) if is_terminal => {
-            println(&format!("The console of {name}. Ctrl-] opens the monitor; `quit` there ends the guests."));
-            Some(RawMode::begin()?)
-        }
-        _ => None,
-    };
+    let mut raw = None;
     let drive = |_: &Session| match (from.go_on(&session)?, shown) {
         ((), Some(name)) => {
+            drop(claim.take());
+            if is_terminal {
+                println(&format!("The console of {name}. Ctrl-] opens the monitor; `quit` there ends the guests."));
+                // Ctrl-C ends the run up to here.
+                raw = Some(RawMode::begin()?);
+            }
             let pumps = hub.spawn();
             let connected = terminal::connect(&hub, name, is_terminal, &launch.stop);
             // They end with the machine, or what stops this ends that.
@@ -115,6 +117,7 @@ pub fn run(
             connected.map(drop).map_err(|why| InteractiveError::NoGuest(why.trim_end().to_owned()))
         }
         ((), None) => {
+            drop(claim.take());
             lines(&hub, &names);
             Ok(())
         }

@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 use twofold_abi::channel::Command;
 
@@ -33,8 +34,11 @@ help                 this text
 Without a name, a command is for the guest whose console this is.
 ";
 
+/// Why a guest takes no command now.
+pub(crate) const CLAIMED: &str = "the guest moves to or from another machine, or is being saved";
+
 /// Carries out a line of the user's, for the guest `current` if it names none.
-pub fn command(hub: &Hub, current: u16, line: &str) -> String {
+pub fn command(hub: &Arc<Hub>, current: u16, line: &str) -> String {
     let mut words = line.split_whitespace().peekable();
     let Some(name) = words.next() else { return String::new() };
     let part = if name == "dirty" { words.next_if(|word| matches!(*word, "start" | "stop")) } else { None };
@@ -88,6 +92,10 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
     };
     let name = part.map_or_else(|| name.to_owned(), |part| format!("{name} {part}"));
     let guest = if command == Command::Quit { named } else { Some(named.unwrap_or(current)) };
+    // To end the machine is always possible.
+    if guest.is_some_and(|guest| hub.is_claimed(Some(guest))) {
+        return format!("{name}: refused: {CLAIMED}\n");
+    }
     match hub.session().ask(guest, command) {
         Ok(answer) => match answer.refusal {
             None => format!("{name}: done{}\n", found(&answer, guest)),
@@ -102,7 +110,7 @@ pub fn command(hub: &Hub, current: u16, line: &str) -> String {
 /// # Errors
 ///
 /// Why there is none.
-pub fn snapshot(hub: &Hub, guest: u16, file: &Path) -> Result<u64, String> {
+pub fn snapshot(hub: &Arc<Hub>, guest: u16, file: &Path) -> Result<u64, String> {
     write(hub, guest, file, After::GoesOn)
 }
 
@@ -111,12 +119,13 @@ pub fn snapshot(hub: &Hub, guest: u16, file: &Path) -> Result<u64, String> {
 /// # Errors
 ///
 /// Why there is none, or the guest did not end.
-pub fn suspend(hub: &Hub, guest: u16, file: &Path, ends: &mut dyn FnMut(u64)) -> Result<u64, String> {
+pub fn suspend(hub: &Arc<Hub>, guest: u16, file: &Path, ends: &mut dyn FnMut(u64)) -> Result<u64, String> {
     write(hub, guest, file, After::Ends(ends))
 }
 
-fn write(hub: &Hub, guest: u16, file: &Path, after: After<'_>) -> Result<u64, String> {
+fn write(hub: &Arc<Hub>, guest: u16, file: &Path, after: After<'_>) -> Result<u64, String> {
     let bundle = hub.bundle().ok_or("this run does not know what its guests were started with")?;
+    let _claim = hub.claim(guest).ok_or(CLAIMED)?;
     snapshot::write(hub.session(), guest, bundle, file, after).map_err(|why| why.to_string())
 }
 
@@ -141,11 +150,11 @@ fn found(answer: &Answer, guest: Option<u16>) -> String {
 
 /// What is said of a guest that is not there.
 #[must_use]
-pub fn no_guest(hub: &Hub, name: &str) -> String {
+pub fn no_guest(hub: &Arc<Hub>, name: &str) -> String {
     format!("there is no guest {name}; there is {}\n", hub.names().collect::<Vec<_>>().join(", "))
 }
 
-fn statistics(hub: &Hub, named: Option<u16>) -> String {
+fn statistics(hub: &Arc<Hub>, named: Option<u16>) -> String {
     let answer = match hub.session().ask(named, Command::Statistics) {
         Ok(answer) => answer,
         Err(why) => return format!("stat: {why}\n"),

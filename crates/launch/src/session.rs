@@ -155,6 +155,12 @@ impl Session {
         })
     }
 
+    /// Whether the machine has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.lock().has_ended
+    }
+
     /// The last state of a guest; `None` before its first one has come.
     pub fn state(&self, guest: u16) -> Option<GuestState> {
         self.lock().client.states(guest).last().copied()

@@ -187,7 +187,7 @@ impl Remote {
     }
 
     /// Moves a guest to another machine, and calls `take` with what comes of it. If `take` returns false, or this process ends,
-    /// the guest stays.
+    /// the guest stays, unless it was offered before.
     ///
     /// # Errors
     ///

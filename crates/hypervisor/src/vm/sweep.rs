@@ -69,7 +69,7 @@ pub(crate) enum Unswept {
     /// The guest is not in a state for it.
     #[error(transparent)]
     Guest(#[from] NotNow),
-    /// The log or the tables are not, or cannot be changed.
+    /// The log does not run, or the tables cannot be changed.
     #[error(transparent)]
     Log(#[from] LogError),
     /// The log is for another use.

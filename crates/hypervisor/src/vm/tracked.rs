@@ -9,7 +9,7 @@
 //!
 //! A piece masks interrupts for longer than one of a sweep: to start logs touches no table, but makes bitmaps, and
 //! [`Tracker::WriteProtect`] protects all memory then; to get the pages of a tracker that hardware helps looks at all pages
-//! that hardware tracks.
+//! that hardware tracks; and to clear many pages protects each.
 
 use alloc::vec::Vec;
 
@@ -104,7 +104,7 @@ impl Vm {
         })
     }
 
-    /// Stops the logs of the first memslots, so many.
+    /// Stops the logs of the first `count` memslots.
     pub(super) fn stop_logs(&self, count: usize) -> Result<(), LogError> {
         let stop = |(_, slot)| self.memory.dirty_log(slot)?.stop();
         self.memslots().take(count).try_for_each(stop)

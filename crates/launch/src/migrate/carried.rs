@@ -43,7 +43,7 @@ impl Carried {
     ///
     /// # Errors
     ///
-    /// They are none.
+    /// The bytes are not such sections.
     pub fn from_sections(bundle: Vec<u8>, host: &[u8]) -> Result<Self, String> {
         let record = snapshot::record(&bundle).ok_or("the guest's bundle is none")?;
         let devices =
@@ -55,7 +55,7 @@ impl Carried {
     ///
     /// # Errors
     ///
-    /// A name of a file is no text.
+    /// A file name is not UTF-8.
     pub fn sections(&self) -> Result<Vec<Section>, String> {
         let host = serde_json::to_vec(&self.devices).map_err(|why| why.to_string())?;
         let section = |text, bytes| Section { name: name(text), instance: 0, version: 1, bytes };
@@ -106,7 +106,7 @@ impl Carried {
     pub fn memory(&self) -> u64 {
         let beside = self.hello().memory - self.record.memory.get();
         let own = swap::machine_memory_of(&self.record.swap, self.record.memory.get());
-        own + beside + self.record.test_size.get()
+        own.saturating_add(beside).saturating_add(self.record.test_size.get())
     }
 
     /// Writes the bundle with which the guest is made elsewhere.

@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use twofold_abi::channel::wire::{COMMANDS_MAX, WrittenWord};
-use twofold_abi::channel::{Command, PAGE_SIZE, Track};
+use twofold_abi::channel::{Command, GuestState, PAGE_SIZE, Reason, Track};
 use twofold_memory::dirty::Tracker;
 use twofold_memory::swap::Peeked;
 use twofold_migration::PageSet;
@@ -17,7 +18,7 @@ use twofold_migration::ram::{Away, PageRead, PageWrite, Queued, RamError, Source
 use twofold_migration::stream::Slot;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::session::{Answer, Session};
+use crate::session::{Answer, Session, SessionError};
 
 /// Commands that a migration sends before it waits for the first one's answer.
 const UNDER_WAY: usize = COMMANDS_MAX - 4;
@@ -57,7 +58,7 @@ impl<'a> Source<'a> {
     }
 
     fn ask(&self, command: Command) -> Result<Answer, RamError> {
-        accepted(self.session.ask(Some(self.guest), command))
+        accepted(patiently(|| self.session.ask(Some(self.guest), command)))
     }
 
     /// Reads the page of this number. Pages that are expected after it are asked for, too.
@@ -75,7 +76,13 @@ impl<'a> Source<'a> {
             asked.push_back((page, request));
         }
         let request = asked.pop_front().map_or(0, |(_, request)| request);
-        Ok(accepted(self.session.answer(request))?.content)
+        let mut first = Some(request);
+        // Another guest's move or snapshot may take all places for commands.
+        let answer = patiently(|| match first.take() {
+            Some(request) => self.session.answer(request),
+            None => self.session.ask(Some(self.guest), Command::Read(number)),
+        });
+        Ok(accepted(answer)?.content)
     }
 
     /// Takes the answers of pages that are not wanted any more.
@@ -121,14 +128,19 @@ impl SourceRam for Source<'_> {
         let rows: Vec<_> =
             rows.map(|(word, mask)| WrittenWord { first_page: (word * 64).into(), mask: (*mask).into() }).collect();
         let command = Command::Clear(self.memslot(slot)?);
-        let request = self.session.send_with(self.guest, command, rows.as_bytes()).map_err(failed)?;
-        accepted(self.session.answer(request)).map(drop)
+        let clear = || {
+            let request = self.session.send_with(self.guest, command, rows.as_bytes())?;
+            self.session.answer(request)
+        };
+        accepted(patiently(clear)).map(drop)
     }
 
     fn stop(&self) {
         self.forget();
-        // Refused if no log runs, or the guest has ended.
-        let _ = self.ask(Command::DirtyStop);
+        // Refused if no log runs, or the guest has ended. One that starts anew keeps its logs, and is asked again.
+        while self.ask(Command::DirtyStop).is_err() && self.session.state(self.guest) == Some(GuestState::Reset) {
+            thread::sleep(BUSY);
+        }
     }
 
     fn expect(&self, slot: usize, first: usize, pages: &[u64]) {
@@ -221,10 +233,15 @@ impl Target {
             None => !sent.filled.remove(slot, page),
         };
         if !is_zero {
+            // A write that waits for room at the hypervisor must not come after a later one of the same page.
+            while sent.under_way.iter().any(|(page, _)| *page == number) {
+                let left = sent.under_way.len() - 1;
+                self.settle(&mut sent, left)?;
+            }
+            self.settle(&mut sent, UNDER_WAY - 1)?;
             let content = content.unwrap_or(&[]);
             let request = self.session.send_with(GUEST, Command::Write(number), content).map_err(failed)?;
             sent.under_way.push_back((number, request));
-            self.settle(&mut sent, UNDER_WAY)?;
         }
         Ok(PageWrite::Done)
     }
@@ -250,6 +267,10 @@ impl Queued for Never {
     }
 }
 
+/// The most bytes of a guest's memory: a command names a page by 24 bits.
+pub(super) const MEMORY_MAX: u64 = 63 << 30;
+/// The time after which a hypervisor is asked again that was busy.
+pub(super) const BUSY: Duration = Duration::from_millis(10);
 /// A machine that takes a guest has no other.
 const GUEST: u16 = 0;
 /// The size of a page as a power of two.
@@ -257,11 +278,22 @@ pub(super) const SHIFT: u8 = PAGE_SIZE.trailing_zeros() as u8;
 
 fn number(slots: &[Slot], slot: usize, page: u64) -> Result<u32, RamError> {
     let found = slots.get(slot).filter(|found| page < found.pages);
-    let number = found.and_then(|found| u32::try_from(found.first + page).ok());
+    let number = found.and_then(|found| u32::try_from(found.first + page).ok()).filter(|number| *number < 1 << 24);
     number.ok_or(RamError::NoPage { slot, page })
 }
 
-fn accepted(answer: Result<Answer, crate::session::SessionError>) -> Result<Answer, RamError> {
+/// Asks again while the hypervisor has no place for another command.
+pub(super) fn patiently(mut ask: impl FnMut() -> Result<Answer, SessionError>) -> Result<Answer, SessionError> {
+    loop {
+        let answer = ask()?;
+        if answer.refusal.as_ref().is_none_or(|refusal| refusal.reason != Reason::Busy) {
+            return Ok(answer);
+        }
+        thread::sleep(BUSY);
+    }
+}
+
+fn accepted(answer: Result<Answer, SessionError>) -> Result<Answer, RamError> {
     let answer = answer.map_err(failed)?;
     match answer.refusal {
         None => Ok(answer),
@@ -269,7 +301,7 @@ fn accepted(answer: Result<Answer, crate::session::SessionError>) -> Result<Answ
     }
 }
 
-fn failed(why: crate::session::SessionError) -> RamError {
+fn failed(why: SessionError) -> RamError {
     RamError::Embedder(why.to_string())
 }
 

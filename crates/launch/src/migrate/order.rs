@@ -20,7 +20,7 @@ use super::link;
 use super::record::Record;
 use super::source::{self, Moved, News, Options};
 use crate::hub::Hub;
-use crate::owner;
+use crate::{interactive, monitor, owner};
 
 /// How a guest is to move.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -39,6 +39,12 @@ pub struct Order {
     pub rounds: u32,
     /// Whether it is stopped after these rounds however much is left.
     pub forced: bool,
+}
+
+/// The names of all trackers.
+#[must_use]
+pub fn trackers() -> [&'static str; 5] {
+    Tracker::ALL.map(Tracker::name)
 }
 
 /// What comes of an order, a line of JSON each.
@@ -126,8 +132,17 @@ fn carry_out(
         rounds: order.rounds,
         forced: order.forced,
     };
+    // Before it is looked whether the guest runs: two moves of one guest would let it run twice.
+    let _claim = hub.claim(guest).ok_or(monitor::CLAIMED)?;
     let bundle = hub.bundle().ok_or("this run does not know what its guests were started with")?;
-    source::send(hub.session(), guest, bundle, &options, cancel, report).map(drop).map_err(|why| why.to_string())
+    let name = hub.names().nth(guest.into()).unwrap_or_default();
+    let mut news = |news: News<'_>| {
+        if let News::Moved(_) = news {
+            interactive::note(&format!("{name} runs at {} now", options.to));
+        }
+        report(news);
+    };
+    source::send(hub.session(), guest, bundle, &options, cancel, &mut news).map(drop).map_err(|why| why.to_string())
 }
 
 fn moved_of(moved: &Moved) -> Report {

@@ -48,6 +48,9 @@ impl Record {
         let first = Ownership { owner, epoch: 0 };
         file.write_all_at(&[row(&first), [0; ROW]].concat(), 0)?;
         file.sync_all()?;
+        // The file's name, too.
+        let directory = self.0.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(directory)?.sync_all()?;
         Ok(first)
     }
 

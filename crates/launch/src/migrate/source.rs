@@ -4,6 +4,9 @@
 //! Invariants: if the guest was not offered, it goes on here. From the offer on it stands still here until the record says
 //! which side has it: this side asks again as long as there is no answer, because both sides may have the guest's memory.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -78,7 +81,7 @@ pub enum MoveError {
     #[error("cannot use the owner record {path}: {why}")]
     Record {
         /// The file.
-        path: std::path::PathBuf,
+        path: PathBuf,
         /// The system's error.
         why: std::io::Error,
     },
@@ -86,7 +89,10 @@ pub enum MoveError {
     #[error(
         "the owner record {0} says that another run has the guest; if that run has ended, remove the file, or give another one"
     )]
-    Owner(std::path::PathBuf),
+    Owner(PathBuf),
+    /// Another guest of this run has moved, or tried to, by this record.
+    #[error("the owner record {0} is another guest's; give each guest one of its own")]
+    OtherGuest(PathBuf),
     /// There is no link.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -119,6 +125,10 @@ pub fn send(
         let why = format!("it writes to the disk {}, which stays here", disk.display());
         return Err(MoveError::Unfit(why));
     }
+    let memory = own.hello().memory;
+    if memory > memory::MEMORY_MAX {
+        return Err(MoveError::Unfit(format!("it has {} GiB of memory, and 63 GiB are the most", memory >> 30)));
+    }
     if session.state(guest) != Some(GuestState::Running) {
         return Err(MoveError::NotRunning);
     }
@@ -128,6 +138,9 @@ pub fn send(
     let owned = options.record.open(me).map_err(unusable)?;
     if owned.owner != me {
         return Err(MoveError::Owner(options.record.path().to_owned()));
+    }
+    if !is_of(options.record.path().canonicalize().map_err(unusable)?, guest) {
+        return Err(MoveError::OtherGuest(options.record.path().to_owned()));
     }
     let clock = Clock::new();
     let mut side = Side::new(me, State::Running { owned });
@@ -179,6 +192,12 @@ pub fn send(
     }
 }
 
+/// Whether this record is this guest's: it names the run that has the guest, and no guest of the run.
+fn is_of(record: PathBuf, guest: u16) -> bool {
+    static GUESTS: Mutex<BTreeMap<PathBuf, u16>> = Mutex::new(BTreeMap::new());
+    *GUESTS.lock().unwrap_or_else(PoisonError::into_inner).entry(record).or_insert(guest) == guest
+}
+
 /// Of the downtime, what state and commit are taken to need at most.
 const FIXED: Duration = Duration::from_millis(200);
 
@@ -198,7 +217,7 @@ struct Host<'a> {
 impl Host<'_> {
     /// Sends a command, and keeps why it was not done.
     fn command(&mut self, command: Command) {
-        self.error = match self.session.ask(Some(self.guest), command) {
+        self.error = match memory::patiently(|| self.session.ask(Some(self.guest), command)) {
             Ok(answer) => answer.refusal.map(|refusal| refusal.text),
             Err(why) => Some(why.to_string()),
         };
@@ -242,7 +261,8 @@ impl precopy::Host for Host<'_> {
         if let Some(why) = self.error.take() {
             return Err(format!("the guest cannot be stopped: {why}"));
         }
-        let answer = self.session.ask(Some(self.guest), Command::Save).map_err(|why| why.to_string())?;
+        let answer =
+            memory::patiently(|| self.session.ask(Some(self.guest), Command::Save)).map_err(|why| why.to_string())?;
         if let Some(refusal) = answer.refusal {
             return Err(refusal.text);
         }

@@ -71,6 +71,12 @@ pub enum IncomingError {
     /// The guest is this side's, and does not go on.
     #[error("the guest is this side's now, and does not go on: {0}")]
     NotStarted(String),
+    /// The machine has ended before the record said which side has the guest.
+    #[error(
+        "the machine has ended while the guest was on its way; if the owner record names this side, the guest is lost, and \
+         otherwise it goes on at the other side"
+    )]
+    Ended,
     /// The machine was not started.
     #[error("no machine was started for the guest")]
     NoMachine,
@@ -132,7 +138,7 @@ impl Incoming {
             page_shift: SHIFT,
             ipa_bits: 48,
             vcpus: MAX_CPUS,
-            memory: self.memory,
+            memory: self.memory.min(memory::MEMORY_MAX),
             features: Vec::new(),
         }
     }
@@ -178,14 +184,18 @@ fn take(
         before_entry,
         answers: Writer::new(writer, Compression::Off),
         slots: Vec::new(),
+        vcpus: 0,
         images: [const { Vec::new() }; 2],
         memory: None,
         error: None,
     };
     let receive = Receive { here, sections: SECTIONS_MAX, runtime: &clock };
     let received = receive.run(vec![reader], &side, &mut host)?;
+    // A machine that is gone must not win the guest.
+    host.check_machine()?;
     let (mut state, _none_is_absent) = received.take(&mut side, &mut host);
     while let State::InDoubt { .. } = state {
+        host.check_machine()?;
         let why = host.error.take().unwrap_or_default();
         crate::interactive::note(&format!(
             "the guest came, and stands still: the owner record does not say which side has it ({why}). This is asked again \
@@ -208,6 +218,7 @@ struct Host<'a> {
     before_entry: Option<BeforeEntry>,
     answers: Writer<link::Writer>,
     slots: Vec<Slot>,
+    vcpus: u32,
     /// The bundle, and what is behind the guest's devices, until both are here.
     images: [Vec<u8>; 2],
     memory: Option<Memory>,
@@ -225,8 +236,8 @@ impl Host<'_> {
     fn start(&mut self) -> Result<(), String> {
         let [bundle, host] = std::mem::take(&mut self.images);
         let carried = Carried::from_sections(bundle, &host)?;
-        if carried.slots() != self.slots {
-            return Err("the guest's memory is not that of its bundle".to_owned());
+        if carried.slots() != self.slots || carried.known().cpus != self.vcpus {
+            return Err("the guest's memory and vCPUs are not those of its bundle".to_owned());
         }
         if let Some(disk) = carried.devices.written() {
             return Err(format!("the guest writes to the disk {}", disk.display()));
@@ -240,6 +251,12 @@ impl Host<'_> {
         let pages = memory::Target::new(Arc::clone(&session), self.slots.clone());
         self.memory = Some(Memory { session, pages });
         Ok(())
+    }
+
+    /// Whether the guest's machine is still there.
+    fn check_machine(&self) -> Result<(), IncomingError> {
+        let is_there = self.memory.as_ref().is_some_and(|memory| !memory.session.has_ended());
+        if is_there { Ok(()) } else { Err(IncomingError::Ended) }
     }
 
     /// Sends a command to the guest's machine.
@@ -290,13 +307,13 @@ impl receive::Host for Host<'_> {
     where
         Self: 'a;
 
-    fn build(&mut self, _: &Hello, slots: &[Slot], absent: bool) -> Result<(), String> {
+    fn build(&mut self, hello: &Hello, slots: &[Slot], absent: bool) -> Result<(), String> {
         if absent {
             return Err(
                 "pages are to come after the guest has changed hands, and this target needs all before".to_owned()
             );
         }
-        self.slots = slots.to_vec();
+        (self.slots, self.vcpus) = (slots.to_vec(), hello.vcpus);
         Ok(())
     }
 

@@ -51,6 +51,9 @@ pub(crate) struct Round<'a, M> {
 /// a clear is a small part of it.
 const PIECE: usize = 16;
 
+/// The longest time for which a stream that works sends nothing.
+const QUIET: Duration = Duration::from_secs(1);
+
 impl<W: Write> Lane<W> {
     pub fn new(writer: Writer<W>, (number, lanes): (usize, usize), page_shift: u8) -> Self {
         Self { writer, number, lanes, page: vec![0; 1 << page_shift], content: 0, failed: None }
@@ -96,6 +99,7 @@ impl<W: Write> Lane<W> {
         self.content = 0;
         let mut ahead = Ahead::new();
         let (begin, before, mut number) = (runtime.now(), self.writer.bytes(), 0);
+        let mut flushed = begin;
         for (index, slot) in round.ram.slots().iter().enumerate() {
             let mut zeros = Zeros { slot: slot.number, first: 0, count: 0 };
             for (piece, words) in round.pages.words(index).chunks(round.piece).enumerate() {
@@ -127,6 +131,12 @@ impl<W: Write> Lane<W> {
                         }
                     }
                     pace(round.limit, self.writer.bytes() - before, begin, runtime);
+                    if runtime.now().saturating_sub(flushed) > QUIET {
+                        // Zero pages take long to read and few bytes: the target is not to take that for a dead link.
+                        zeros.send(&mut self.writer)?;
+                        self.writer.flush()?;
+                        flushed = runtime.now();
+                    }
                 }
             }
             zeros.send(&mut self.writer)?;

@@ -4,31 +4,35 @@
 //! At each switch-over, before the target's first entry, all pages and sections of both sides are compared: the source still
 //! stands still then.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use twofold_abi::bundle::flags;
-use twofold_abi::channel::GuestState;
+use twofold_abi::channel::{Command, GuestState};
 use twofold_launch::migrate::link;
 use twofold_launch::migrate::record::Record;
 use twofold_launch::migrate::source::{self, Options};
 use twofold_launch::migrate::target::{Coming, Incoming};
 use twofold_launch::saved::SavedGuest;
 use twofold_launch::session::Session;
+use twofold_launch::swap::{Mode, Store, Swap};
 use twofold_launch::{Bundle, GuestSettings, Outcome};
 use twofold_memory::dirty::Tracker;
 use twofold_migration::Cancel;
 use twofold_migration::commit::Owner;
+use twofold_migration::precopy::Sent;
 use twofold_workspace::{build, output};
 
 use super::command::{Running, Twofold};
 use super::machines::{Clock, Machines};
+use crate::test::guests::seed;
 
 /// A guest with secrets in all registers, vector registers and memory moves with each tracker in turn.
 pub fn watcher(machines: &Machines, moves: usize) -> anyhow::Result<()> {
@@ -48,6 +52,73 @@ pub fn linux(machines: &Machines, moves: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A guest moves whose tasks write to three times its resident memory, and sleep on absent pages. Its pages are in a store
+/// on both sides.
+pub fn swapped(machines: &Machines, moves: usize) -> anyhow::Result<()> {
+    let store = Store::Memory(Duration::from_micros(200));
+    let swap = Swap { resident: 8 << 20, store, mode: Mode::Pv };
+    let program = format!("bm={} faulters=3 workers=1 size=24M", 4000 * moves);
+    let guest = GuestSettings { swap: Some(swap), ..machines.bare("guest", 2, &program) };
+    let outcome = moved(machines, &guest, "", moves)?;
+    let console = outcome.console.tail(usize::MAX).join("\n");
+    ensure!(console.contains("guest check: ok"), "{console}");
+    Ok(())
+}
+
+/// The link of each move is cut after a random number of bytes, in a random direction, often near the offer: exactly one side
+/// runs the guest then, and all of it.
+pub fn cut(machines: &Machines, cuts: u64) -> anyhow::Result<()> {
+    let guest = machines.bare("guest", 2, "watch=20000 moved");
+    let cutter = Cutter { random: seed(), left: cuts, bytes: 1 << 20, kept: 0, moved: 0 };
+    output::remark(&format!("seed {}", cutter.random));
+    let cutter = Mutex::new(cutter);
+    let outcome = course(machines, &guest, "watch: begins", 1, Some(&cutter))?;
+    let console = outcome.console.tail(usize::MAX).join("\n");
+    ensure!(console.contains("nothing changed"), "{console}");
+    let Cutter { left, kept, moved, .. } = lock(&cutter).clone();
+    ensure!(left == 0, "{left} cuts were not made: the guest ended before");
+    ensure!(kept > 0, "the guest moved each time, so no link was cut in time");
+    output::remark(&format!("{kept} times the guest stayed, and {moved} times it moved although the link was cut"));
+    Ok(())
+}
+
+/// Where links are cut.
+#[derive(Clone)]
+struct Cutter {
+    random: u64,
+    /// Links that are still to be cut.
+    left: u64,
+    /// The bytes of a whole stream, as far as one is known.
+    bytes: u64,
+    /// How often the guest stayed, and how often it moved.
+    kept: u64,
+    moved: u64,
+}
+
+/// Where a link is cut.
+struct Cut {
+    /// Whether it is cut by the bytes from the target to the source.
+    by_answers: bool,
+    after: u64,
+}
+
+impl Cutter {
+    fn next(&mut self) -> Option<Cut> {
+        self.left = self.left.checked_sub(1)?;
+        let mut below = |most: u64| {
+            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.random >> 33) % most
+        };
+        Some(match below(4) {
+            // Handshake, acceptance, and that the guest was taken.
+            0 => Cut { by_answers: true, after: below(320) },
+            // The state, and the offer.
+            1 | 2 => Cut { by_answers: false, after: self.bytes.saturating_sub(below(2048)) },
+            _ => Cut { by_answers: false, after: below(self.bytes) },
+        })
+    }
+}
+
 /// What all machines of a guest that moves have in common.
 struct Course<'a> {
     machines: &'a Machines,
@@ -58,47 +129,83 @@ struct Course<'a> {
     record: Record,
     key: &'a Path,
     moves: usize,
+    cutter: Option<&'a Mutex<Cutter>>,
+}
+
+/// What became of a guest on a machine.
+enum Stay {
+    /// It did not come, and why.
+    NotCome(String),
+    /// It ended there, or on a machine after it.
+    Ended(Box<Outcome>),
 }
 
 /// Moves the guest so many times; returns how it ended.
 fn moved(machines: &Machines, guest: &GuestSettings, begins: &str, moves: usize) -> anyhow::Result<Outcome> {
+    course(machines, guest, begins, moves, None)
+}
+
+fn course(
+    machines: &Machines,
+    guest: &GuestSettings,
+    begins: &str,
+    moves: usize,
+    cutter: Option<&Mutex<Cutter>>,
+) -> anyhow::Result<Outcome> {
     let directory = tempfile::tempdir()?;
     let key = key_file(directory.path(), "key", 1)?;
     let bundle = Bundle::write(std::slice::from_ref(guest), &directory.path().join("guest.bundle"))?;
     let record = Record::new(&directory.path().join("owner"));
-    let course = Course { machines, guest, begins, bundle, record, key: &key, moves };
-    course.stay(0, None)
+    let course = Course { machines, guest, begins, bundle, record, key: &key, moves, cutter };
+    match course.stay(0, None)? {
+        Stay::Ended(outcome) => Ok(*outcome),
+        Stay::NotCome(why) => bail!("{why}"),
+    }
 }
 
 impl Course<'_> {
-    /// The guest's stay on a machine, after so many moves, and all that follow; returns how it ended.
-    fn stay(&self, number: usize, coming: Option<Coming>) -> anyhow::Result<Outcome> {
+    /// The guest's stay on a machine, after so many moves, and all that follow.
+    fn stay(&self, number: usize, coming: Option<Coming>) -> anyhow::Result<Stay> {
         let mut settings = self.guest.clone();
         if coming.is_some() {
             settings.flags |= flags::INCOMING;
         }
         let (outcome, next) = self.machines.driven(vec![settings], Clock::Real, |driver| {
             match coming {
-                Some(coming) => coming.go_on(&driver.session)?,
+                Some(coming) => {
+                    if let Err(why) = coming.go_on(&driver.session) {
+                        // The target may have ended the guest, and so the machine, already.
+                        let _ = driver.session.ask(None, Command::Quit);
+                        return Ok(Some(Stay::NotCome(why.to_string())));
+                    }
+                }
                 None if self.begins.is_empty() => _ = driver.session.wait_for(0, 0, GuestState::Running)?,
                 None => while !driver.lines.recv().context("the machine has ended")?.contains(self.begins) {},
             }
-            if number == self.moves {
+            let has_cuts = self.cutter.is_some_and(|cutter| lock(cutter).left > 0);
+            if number >= self.moves && !has_cuts {
                 return Ok(None);
             }
-            self.go(number, &driver.session).map(Some)
+            loop {
+                if let Some(next) = self.go(number, &driver.session)? {
+                    return Ok(Some(next));
+                }
+            }
         })?;
-        Ok(next.unwrap_or(outcome))
+        Ok(next.unwrap_or(Stay::Ended(Box::new(outcome))))
     }
 
-    /// Moves the guest from this machine to the next one.
-    fn go(&self, number: usize, here: &Arc<Session>) -> anyhow::Result<Outcome> {
+    /// Moves the guest from this machine to the next one. `None`: it stays here.
+    fn go(&self, number: usize, here: &Arc<Session>) -> anyhow::Result<Option<Stay>> {
         let tracker = Tracker::ALL[number % Tracker::ALL.len()];
         let mut incoming = Incoming::bind("127.0.0.1:0", link::key(self.key)?, self.record.clone())?;
         incoming.me = owner(number + 1);
+        let to = incoming.address()?;
+        let cut = self.cutter.and_then(|cutter| lock(cutter).next());
+        let is_cut = cut.is_some();
         let options = Options {
             me: owner(number),
-            to: incoming.address()?.to_string(),
+            to: cut.map_or(Ok(to), |cut| cut.between(to))?.to_string(),
             key: link::key(self.key)?,
             record: self.record.clone(),
             tracker,
@@ -109,31 +216,78 @@ impl Course<'_> {
         let (source, memory) = (Arc::clone(here), self.guest.memory);
         incoming.before_entry = Some(Box::new(move |target| compare(&source, target, memory)));
         thread::scope(|scope| {
-            let sender = scope.spawn(|| source::send(here, 0, &self.bundle, &options, &Cancel::new(), &mut |_| ()));
-            let coming = match incoming.wait() {
-                Ok(coming) => coming,
-                Err(why) => match sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
-                    Err(source) => bail!("{source}; the target: {why}"),
-                    Ok(_) => bail!("{why}"),
-                },
+            let sender = scope.spawn(|| {
+                let sent = source::send(here, 0, &self.bundle, &options, &Cancel::new(), &mut |_| ());
+                if sent.is_err() {
+                    // It may have failed before it connected: then the target still waits.
+                    let _ = TcpStream::connect(to);
+                }
+                sent
+            });
+            let next = match incoming.wait() {
+                Ok(coming) => scope.spawn(move || self.stay(number + 1, Some(coming))),
+                Err(why) => scope.spawn(move || Ok(Stay::NotCome(why.to_string()))),
             };
-            let next = scope.spawn(move || self.stay(number + 1, Some(coming)));
             let sent = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let next = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let sent = sent.map_err(|why| match &next {
-                Ok(_) => why.into(),
-                Err(next) => anyhow::anyhow!("{why}; the target: {next:#}"),
-            })?;
-            output::remark(&format!(
-                "{}: {} rounds, {} pages, {} of them in the blackout",
-                tracker.name(),
-                sent.sent.rounds,
-                sent.sent.pages,
-                sent.sent.last_pages
-            ));
-            next
+            let next = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            match (sent, next) {
+                (Ok(sent), Stay::Ended(outcome)) => {
+                    let Sent { rounds, pages, last_pages, bytes, .. } = sent.sent;
+                    output::remark(&format!(
+                        "{}: {rounds} rounds, {pages} pages, {last_pages} of them in the blackout",
+                        tracker.name()
+                    ));
+                    if let Some(cutter) = self.cutter {
+                        let mut cutter = lock(cutter);
+                        (cutter.bytes, cutter.moved) = (bytes, cutter.moved + u64::from(is_cut));
+                    }
+                    Ok(Some(Stay::Ended(outcome)))
+                }
+                (Err(_), Stay::NotCome(_)) if is_cut => {
+                    ensure!(here.state(0) == Some(GuestState::Running), "neither side runs the guest");
+                    if let Some(cutter) = self.cutter {
+                        lock(cutter).kept += 1;
+                    }
+                    Ok(None)
+                }
+                (Err(source), Stay::NotCome(target)) => bail!("{source}; the target: {target}"),
+                (Ok(_), Stay::NotCome(target)) => bail!("neither side runs the guest: {target}"),
+                (Err(source), Stay::Ended(_)) => bail!("both sides ran the guest; the source: {source}"),
+            }
         })
     }
+}
+
+impl Cut {
+    /// Stands between a source and the target at this address; returns where the source connects.
+    fn between(self, target: SocketAddr) -> anyhow::Result<SocketAddr> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        thread::spawn(move || -> std::io::Result<()> {
+            let (source, _) = listener.accept()?;
+            let target = TcpStream::connect(target)?;
+            let (up, down) = ((source.try_clone()?, target.try_clone()?), (target, source));
+            let whole = u64::MAX;
+            let limits = if self.by_answers { (whole, self.after) } else { (self.after, whole) };
+            let answers = thread::spawn(move || carry(down, limits.1));
+            carry(up, limits.0);
+            let _ = answers.join();
+            Ok(())
+        });
+        Ok(address)
+    }
+}
+
+/// Carries bytes in one direction, at most so many, and then ends the connection in both.
+fn carry((from, to): (TcpStream, TcpStream), most: u64) {
+    let _ = std::io::copy(&mut (&from).take(most), &mut &to);
+    for stream in [from, to] {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The name of the machine after so many moves. In one process, each needs one of its own.
