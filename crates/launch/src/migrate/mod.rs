@@ -3,7 +3,7 @@
 //! (`docs/migration.md`).
 //!
 //! The hypervisor has no link. Its launcher reads and writes the guest's memory and state by commands of the control channel
-//! ([`memory`]), and has the link to the other launcher: TCP, encrypted and authenticated with a key that both have ([`link`]).
+//! (`memory.rs`), and has the link to the other launcher: TCP, encrypted and authenticated with a key that both have ([`link`]).
 //! `twofold_migration` has the protocol. The [`source`] sends, the [`target`] starts a machine for what comes, and the owner
 //! [`record`], a file that both can reach, says which side runs the guest.
 

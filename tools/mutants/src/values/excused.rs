@@ -21,7 +21,7 @@ const EXCUSED: &[Excused] = &[
     excused(DESCRIPTOR, "descriptor::encode: 0 => 1", VALID),
     excused(DESCRIPTOR, "descriptor::encode: 0 => 1 #2", VALID),
     excused(FEATURES, "Features::least: a < b => a <= b", EQUAL),
-    excused(GEOMETRY, "Geometry::new: features.pa_bits < 48 => features.pa_bits <= 48", EQUAL),
+    excused(GEOMETRY, "Geometry::new: features.pa_bits < held => features.pa_bits <= held", EQUAL),
     excused(GEOMETRY, "Geometry::new: 48 => 49", EQUAL),
     excused(GEOMETRY, "Geometry::new: 1 => 2", "the smallest IPA space needs two levels"),
     excused(
@@ -36,7 +36,6 @@ const EXCUSED: &[Excused] = &[
     excused(TLB, "Changed::anything_in: 0xf => 0xe", SEVERAL_LEVELS),
     excused(TLB, "Changed::anything_in: 0xf => 0x1f", SEVERAL_LEVELS),
     excused(TLB, "Changed::table: 0 => 1", "the level is ignored if a table is removed"),
-    excused(TLB, "Tlb::hint: *level != Level::L0 => true", "there are no leaves at level 0"),
     excused(REGISTERS, "registers::hcr: 0 => 1", VM_IS_SET),
     excused(REGISTERS, "hcr::VM: 1 << 0 => a bit more", "bit 1 is SWIO, which is always set"),
     excused(REGISTERS, "hcr::TID3: 1 << 18 => a bit more", "bit 19 is TSC, which is always set"),
@@ -101,7 +100,7 @@ const EXCUSED: &[Excused] = &[
     excused(TABLE_LOCK, "table_lock::PAUSES: 128 => a bit more", PAUSE),
     excused(
         DESCRIPTOR,
-        "Descriptor::has_memory_of: (self.0 ^ other.0) & Self::MEMORY => (self.0 ^ other.0) | Self::MEMORY",
+        "Descriptor::has_memory_of: (self.0 ^ other.0) & Descriptor::MEMORY => (self.0 ^ other.0) | Descriptor::MEMORY",
         OTHER_TYPE,
     ),
     excused(DESCRIPTOR, "Descriptor::has_memory_of: self.0 ^ other.0 => self.0 | other.0", OTHER_TYPE),
@@ -174,8 +173,6 @@ const EXCUSED: &[Excused] = &[
         "FrameMap::give: run.pa() - self.run.pa() < self.run.size() => run.pa() - self.run.pa() <= self.run.size()",
         "a run that starts at the end is larger than the 0 bytes that are left",
     ),
-    excused(MAP_RANGE, "Stage2::map_some: location.level > Level::L0 => true", NO_L0),
-    excused(MAP_RANGE, "Stage2::map_some: location.level > Level::L0 => location.level >= Level::L0", NO_L0),
     excused(
         SPLIT,
         "Stage2::split_block: busy.old != block => true",
@@ -468,7 +465,6 @@ const CLEANED_ALONE: &str = "the leaves are checked one by one, and only those t
 const OTHERS_ALONE: &str = "the leaves are checked one by one, and only those of another type are cleaned";
 const NO_LEAF: &str = "an entry that is not a leaf never has the memory bits of a block that needs cleaning";
 const BASELINE: &str = "the mutant changes a baseline for benches; the engine has only one order";
-const NO_L0: &str = "CPUs have no leaves at level 0, and no block is that large";
 const MAY_HOLD: &str = "the walk reads a table without blocks, and finds none";
 const TRACE: &str = "the word is only for traces";
 const TAKE_NOTHING: &str = "a word without such a bit does not change";

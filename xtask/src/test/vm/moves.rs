@@ -36,7 +36,8 @@ use crate::test::guests::seed;
 
 /// A guest with secrets in all registers, vector registers and memory moves with each tracker in turn.
 pub fn watcher(machines: &Machines, moves: usize) -> anyhow::Result<()> {
-    let guest = machines.bare("guest", 2, "watch=20000 moved");
+    // Its own time, in which it is sent while it runs; as much as a busy host needs.
+    let guest = machines.bare("guest", 2, &format!("watch={} moved", 15_000 * moves));
     let outcome = moved(machines, &guest, "watch: begins", moves)?;
     let console = outcome.console.tail(usize::MAX).join("\n");
     ensure!(console.contains("nothing changed"), "{console}");
@@ -68,7 +69,7 @@ pub fn swapped(machines: &Machines, moves: usize) -> anyhow::Result<()> {
 /// The link of each move is cut after a random number of bytes, in a random direction, often near the offer: exactly one side
 /// runs the guest then, and all of it.
 pub fn cut(machines: &Machines, cuts: u64) -> anyhow::Result<()> {
-    let guest = machines.bare("guest", 2, "watch=20000 moved");
+    let guest = machines.bare("guest", 2, &format!("watch={} moved", 10_000 * (cuts + 1)));
     let cutter = Cutter { random: seed(), left: cuts, bytes: 1 << 20, kept: 0, moved: 0 };
     output::remark(&format!("seed {}", cutter.random));
     let cutter = Mutex::new(cutter);
@@ -197,7 +198,7 @@ impl Course<'_> {
 
     /// Moves the guest from this machine to the next one. `None`: it stays here.
     fn go(&self, number: usize, here: &Arc<Session>) -> anyhow::Result<Option<Stay>> {
-        let tracker = Tracker::ALL[number % Tracker::ALL.len()];
+        let tracker = Tracker::ALL[Tracker::ALL.len() - 1 - number % Tracker::ALL.len()];
         let mut incoming = Incoming::bind("127.0.0.1:0", link::key(self.key)?, self.record.clone())?;
         incoming.me = owner(number + 1);
         let to = incoming.address()?;

@@ -101,7 +101,6 @@ pub fn refusals(machines: &Machines) -> anyhow::Result<()> {
         };
         begun(&driver, "watch: begins")?;
         refused(Command::Save, "the guest runs")?;
-        refused(Command::Read(0x4_0000), "the guest runs")?;
         driver.session.ask(Some(0), Command::Stop)?;
         refused(Command::Restore, "has begun here")?;
         refused(Command::Write(0x4_0000), "has begun here")?;
