@@ -168,7 +168,7 @@ const TESTS: &[Test] = &[
     ("moves::a_watcher_moves_twice", Depth::Quick, |machines| moves::watcher(machines, 2)),
     ("moves::a_watcher_moves_once_with_each_tracker", Depth::Full, |machines| moves::watcher(machines, 5)),
     ("moves::a_watcher_moves_20_times", Depth::Full, |machines| moves::watcher(machines, 20)),
-    ("moves::tasks_on_absent_pages_move", Depth::Full, |machines| moves::swapped(machines, 5)),
+    ("moves::tasks_on_absent_pages_move", Depth::Full, |machines| moves::swapped(machines, 2)),
     ("moves::a_link_is_cut_3_times", Depth::Quick, |machines| moves::cut(machines, 3)),
     ("moves::a_link_is_cut_50_times", Depth::Full, |machines| moves::cut(machines, 50)),
     ("moves::linux_moves_once_with_each_tracker", Depth::Full, |machines| moves::linux(machines, 5)),

@@ -58,7 +58,7 @@ pub fn linux(machines: &Machines, moves: usize) -> anyhow::Result<()> {
 pub fn swapped(machines: &Machines, moves: usize) -> anyhow::Result<()> {
     let store = Store::Memory(Duration::from_micros(200));
     let swap = Swap { resident: 8 << 20, store, mode: Mode::Pv };
-    let program = format!("bm={} faulters=3 workers=1 size=24M", 4000 * moves);
+    let program = format!("bm={} faulters=3 workers=1 size=24M", 15_000 * moves);
     let guest = GuestSettings { swap: Some(swap), ..machines.bare("guest", 2, &program) };
     let outcome = moved(machines, &guest, "", moves)?;
     let console = outcome.console.tail(usize::MAX).join("\n");
