@@ -16,7 +16,7 @@
 //! the image. Epochs rise, so no content comes back.
 //!
 //! Each of the three locks the records of all images of the guest, looks at all, and only then writes. A record is less
-//! than a sector, which is written as a whole. What an NBD server serves has no record: the server decides who writes.
+//! than a sector, which is written as a whole. What an NBD server serves has no record: the server decides which client writes.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};

@@ -41,27 +41,11 @@ const OF_GUESTS: [&str; 17] = [
     "attach",
 ];
 
-/// The options that do not go with a guest that another machine sends.
-const NOT_INCOMING: [&str; 18] = [
-    "kernel",
-    "initrd",
-    "append",
-    "firmware",
-    "cpus",
-    "resident",
-    "swap",
-    "async_fault",
-    "disk",
-    "name",
-    "weight",
-    "guest",
-    "config",
-    "dtb_dump",
-    "restart",
-    "pages",
-    "attach",
-    "from",
-];
+/// The options that do not go with a guest that another machine sends: of those that say what a guest is, only its memory has a
+/// meaning then, as a limit.
+fn not_incoming() -> impl Iterator<Item = &'static str> {
+    OF_GUESTS.into_iter().filter(|option| *option != "memory").chain(["disk", "from"])
+}
 
 /// Options of `run`.
 #[derive(Args, Clone, Debug, Default)]
@@ -128,7 +112,7 @@ pub struct Options {
     pub from: Option<PathBuf>,
     /// Waits at this address, such as :4444, for a guest that `twofold migrate` moves here. --key and --owner are those of the other
     /// side. --memory is the most memory that the guest may have, and --net, once for each card, gives its cards other networks
-    #[arg(long, value_name = "[HOST]:PORT", conflicts_with_all = NOT_INCOMING, requires_all = ["key", "owner"])]
+    #[arg(long, value_name = "[HOST]:PORT", conflicts_with_all = not_incoming(), requires_all = ["key", "owner"])]
     pub incoming: Option<String>,
     /// The key of a move: a file with 64 hexadecimal digits, as `openssl rand -hex 32` writes them, which its owner alone can read
     #[arg(long, value_name = "FILE", requires = "incoming")]

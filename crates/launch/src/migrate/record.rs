@@ -74,6 +74,15 @@ impl Record {
     }
 }
 
+impl Record {
+    /// As [`ask`](Self::ask) for a side of the commit: an error is no answer, and is kept in `error`.
+    pub(super) fn answer(&self, request: Request, error: &mut Option<String>) -> Option<Ownership> {
+        let asked = self.ask(request);
+        *error = asked.as_ref().err().map(|why| format!("{}: {why}", self.0.display()));
+        asked.ok()
+    }
+}
+
 /// The place of the row that counts, and its content.
 fn read(file: &File) -> io::Result<(u64, Ownership)> {
     let rows = (0..2).filter_map(|place| {

@@ -64,7 +64,7 @@ pub enum News<'a> {
 pub struct Moved {
     /// What was sent.
     pub sent: Sent,
-    /// From the time at which the guest was told to stop to the time at which this side learned that it runs elsewhere.
+    /// From the time at which the stop of the guest began to the time at which this side learned that it runs elsewhere.
     pub stopped: Duration,
 }
 
@@ -226,9 +226,7 @@ impl Host<'_> {
 
 impl Embedder for Host<'_> {
     fn ask(&mut self, request: Request) -> Option<Ownership> {
-        let asked = self.record.ask(request);
-        self.error = asked.as_ref().err().map(|why| format!("{}: {why}", self.record.path().display()));
-        asked.ok()
+        self.record.answer(request, &mut self.error)
     }
 
     fn run(&mut self) {

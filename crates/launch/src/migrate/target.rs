@@ -273,9 +273,7 @@ const GUEST: u16 = 0;
 
 impl Embedder for Host<'_> {
     fn ask(&mut self, request: Request) -> Option<Ownership> {
-        let asked = self.record.ask(request);
-        self.error = asked.as_ref().err().map(|why| format!("{}: {why}", self.record.path().display()));
-        asked.ok()
+        self.record.answer(request, &mut self.error)
     }
 
     fn run(&mut self) {

@@ -141,7 +141,7 @@ enum Stay {
     Ended(Box<Outcome>),
 }
 
-/// Moves the guest so many times; returns how it ended.
+/// Moves the guest this number of times; returns how it ended.
 fn moved(machines: &Machines, guest: &GuestSettings, begins: &str, moves: usize) -> anyhow::Result<Outcome> {
     course(machines, guest, begins, moves, None)
 }
@@ -165,7 +165,7 @@ fn course(
 }
 
 impl Course<'_> {
-    /// The guest's stay on a machine, after so many moves, and all that follow.
+    /// The guest's stay on a machine after `number` moves, and all stays that follow.
     fn stay(&self, number: usize, coming: Option<Coming>) -> anyhow::Result<Stay> {
         let mut settings = self.guest.clone();
         if coming.is_some() {
@@ -279,7 +279,7 @@ impl Cut {
     }
 }
 
-/// Carries bytes in one direction, at most so many, and then ends the connection in both.
+/// Carries at most `most` bytes in one direction, and then ends the connection in both.
 fn carry((from, to): (TcpStream, TcpStream), most: u64) {
     let _ = std::io::copy(&mut (&from).take(most), &mut &to);
     for stream in [from, to] {
@@ -291,7 +291,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name of the machine after so many moves. In one process, each needs one of its own.
+/// The name of the machine after `number` moves. In one process, each needs one of its own.
 fn owner(number: usize) -> Owner {
     Owner { host: number as u64, incarnation: 1 }
 }
