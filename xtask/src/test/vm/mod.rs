@@ -58,6 +58,7 @@ use machines::{Clock, Machines};
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     let machines = prepare(workspace, options)?;
     let mut trials = trials(&machines, depth, TESTS);
+    trials.extend(self::trials(&machines, depth, moves::TESTS));
     if depth == Depth::Full {
         trials.extend((1..=PARTS).map(|part| {
             let name = format!("isolation::every_system_register_beside_another_guest_{part:02}_of_{PARTS}");
@@ -164,14 +165,6 @@ const TESTS: &[Test] = &[
     ("the_command_runs_guests_and_its_socket_takes_commands", Depth::Quick, command::run),
     ("the_command_saves_linux_into_a_file_and_goes_on_from_there", Depth::Quick, command::snapshot),
     ("the_command_moves_a_guest_with_a_disk_through_a_file", Depth::Quick, suspended::disk),
-    ("the_command_moves_a_guest_that_runs", Depth::Quick, moves::command),
-    ("moves::a_watcher_moves_twice", Depth::Quick, |machines| moves::watcher(machines, 2)),
-    ("moves::a_watcher_moves_once_with_each_tracker", Depth::Full, |machines| moves::watcher(machines, 5)),
-    ("moves::a_watcher_moves_20_times", Depth::Full, |machines| moves::watcher(machines, 20)),
-    ("moves::tasks_on_absent_pages_move", Depth::Full, |machines| moves::swapped(machines, 2)),
-    ("moves::a_link_is_cut_3_times", Depth::Quick, |machines| moves::cut(machines, 3)),
-    ("moves::a_link_is_cut_50_times", Depth::Full, |machines| moves::cut(machines, 50)),
-    ("moves::linux_moves_once_with_each_tracker", Depth::Full, |machines| moves::linux(machines, 5)),
     ("lost_time_is_stolen_time", Depth::Quick, stolen::lost_and_stolen),
     ("nothing_is_stolen_with_a_cpu_for_each_vcpu", Depth::Quick, stolen::nothing),
     ("linux_reads_stolen_time_4_on_1", Depth::Full, |machines| stolen::linux(machines, 4, Clock::Counted)),
