@@ -47,7 +47,7 @@ enum UnderWay {
     Stop(Asked),
     /// The next piece of a sweep.
     Sweep(Sweeping),
-    /// The next bytes of the answer to `save`, `read` or `written`.
+    /// The next bytes of the answer to `save`, `read`, `written` or `frames`.
     Content(Answer),
     /// A page that is read in the guest's store.
     Read(Asked, Reading),
@@ -294,6 +294,10 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
         Command::Read(page) => {
             let read = one(&asked, guests).map(|vm| vm.read_page(page));
             return have_read(asked, read);
+        }
+        Command::Frames(page) => {
+            let frames = one(&asked, guests).map(|vm| vm.frames(page));
+            return content(asked, frames);
         }
         Command::Track(track) => {
             let taken = one(&asked, guests).map(|vm| vm.track(track).map_err(|why| why.to_string()));

@@ -51,6 +51,7 @@ use crate::{channel, control, cpus, platform, power, schedule, shutdown};
 use sweep::Sweeps;
 
 pub(crate) mod commanded;
+pub(crate) mod frames;
 pub(crate) mod saved;
 pub(crate) mod saved_pages;
 pub(crate) mod sweep;

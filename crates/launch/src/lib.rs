@@ -32,6 +32,7 @@ pub mod exits;
 pub mod experiment;
 #[cfg(test)]
 mod fake;
+pub mod frames;
 pub mod guest;
 pub mod hub;
 pub mod image;

@@ -15,6 +15,8 @@ pub const CPU_DEFAULT: &str = "max,pauth-impdef=on";
 /// Bytes of the machine for the hypervisor and for alignment. Beside these it has the guest, its bundle, and a 128th of
 /// both for tables and their metadata.
 pub const HYPERVISOR_MEMORY: u64 = 192 << 20;
+/// The physical address of the machine's memory.
+pub const RAM_BASE: u64 = 1 << 30;
 /// The least memory of the machine in bytes.
 pub const MACHINE_MEMORY_MIN: u64 = 512 << 20;
 

@@ -59,7 +59,7 @@ fn session(data: &[u8]) {
                 command.figure(command.guest(), "dirty.found", data.len() as u64, &session, &mut answers);
                 command.done(&session, &mut answers);
             }
-            Command::Save | Command::Read(_) | Command::Written(_) => {
+            Command::Save | Command::Read(_) | Command::Written(_) | Command::Frames(_) => {
                 if command.guest().is_some() {
                     command.part(&data[..data.len().clamp(1, PART_MAX)], &session, &mut answers);
                 }

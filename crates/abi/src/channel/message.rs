@@ -94,6 +94,9 @@ pub enum Command {
     /// Take these pages out of the memslot's dirty log, so that they may be read. They came as content, as `Written` sends
     /// them.
     Clear(u8),
+    /// Send where this page of the stopped guest is, and the pages of RAM behind it, at most
+    /// [`FRAMES_MAX`](wire::FRAMES_MAX): a word for each ([`frame`](wire::frame)). The number is as in `Read`.
+    Frames(u32),
 }
 
 /// How [`Command::Track`] starts the logs.
@@ -443,6 +446,7 @@ impl Command {
         Self::Track(Track { tracker: 4, all: true }),
         Self::Written(2),
         Self::Clear(0xff),
+        Self::Frames(0x04_0000),
     ];
 
     /// Its number and its argument.
@@ -454,6 +458,7 @@ impl Command {
             Self::Track(Track { tracker, all }) => (command::TRACK, u32::from(tracker) | u32::from(all) << TRACK_ALL),
             Self::Written(memslot) => (command::WRITTEN, memslot.into()),
             Self::Clear(memslot) => (command::CLEAR, memslot.into()),
+            Self::Frames(page) => (command::FRAMES, page),
             plain => (PLAIN.iter().find(|(_, command)| *command == plain).map_or(u8::MAX, |(number, _)| *number), 0),
         }
     }
@@ -463,6 +468,7 @@ impl Command {
             command::BALLOON => return Ok(Self::Balloon(argument)),
             command::READ => return Ok(Self::Read(argument)),
             command::WRITE => return Ok(Self::Write(argument)),
+            command::FRAMES => return Ok(Self::Frames(argument)),
             command::TRACK => {
                 check("the argument", argument, argument < 2 << TRACK_ALL)?;
                 return Ok(Self::Track(Track { tracker: argument as u8, all: argument >> TRACK_ALL == 1 }));

@@ -113,6 +113,19 @@ pub mod command {
     pub const WRITTEN: u8 = 16;
     /// Take pages out of the dirty log of the memslot that is the argument.
     pub const CLEAR: u8 = 17;
+    /// Send where a page of a stopped guest is in the machine's memory, and the pages behind it. The argument as for [`READ`].
+    pub const FRAMES: u8 = 18;
+}
+
+/// Pages in an answer to [`command::FRAMES`].
+pub const FRAMES_MAX: usize = 512;
+
+/// Words of the answer to [`command::FRAMES`] that are no address.
+pub mod frame {
+    /// No frame holds the page: it is all zero.
+    pub const ZERO: u64 = 0;
+    /// The page is not in memory: it is in the guest's store, or has yet to come.
+    pub const ABSENT: u64 = 1;
 }
 
 /// Values of [`Refusal::reason`].

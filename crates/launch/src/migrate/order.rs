@@ -103,6 +103,7 @@ pub(crate) fn serve(hub: &Arc<Hub>, guest: u16, order: &str, stream: &UnixStream
         // A process that has gone cancels the move by its end.
         let _ = say(match news {
             News::Round(round) => round_of(round),
+            News::Stops => return,
             News::InDoubt(why) => Report::InDoubt(why.to_owned()),
             News::Moved(moved) => moved_of(moved),
         });

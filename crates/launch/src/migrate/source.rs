@@ -53,6 +53,8 @@ pub struct Options {
 pub enum News<'a> {
     /// A round has ended.
     Round(&'a Progress<'a>),
+    /// The guest is about to be stopped for the last round.
+    Stops,
     /// This side is in doubt, and why the record does not answer.
     InDoubt(&'a str),
     /// The guest runs elsewhere, and is about to end here: its machine may end with it.
@@ -244,6 +246,7 @@ impl Embedder for Host<'_> {
 
 impl precopy::Host for Host<'_> {
     fn stop(&mut self) {
+        (self.news)(News::Stops);
         self.stopped = Some(self.clock.now());
         self.command(Command::Stop);
     }
