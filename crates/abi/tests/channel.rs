@@ -314,7 +314,7 @@ fn what_is_no_message_is_refused_by_name() {
         (up(kind::HELLO, None, &[b'x'; 24]), MessageError::Magic([b'x'; 8])),
         (up(kind::HELLO, None, &hello(1, 1, 0)[1..]), length(kind::HELLO, 23)),
         (up(kind::COMMAND, None, &[0, 0, 0, 0, 0, 0, 0, 0]), field("the request", 0)),
-        (up(kind::COMMAND, None, &[1, 0, 0, 0, 18, 0, 0, 0]), field("the command", 18)),
+        (up(kind::COMMAND, None, &[1, 0, 0, 0, 0xff, 0, 0, 0]), field("the command", 0xff)),
         (up(kind::COMMAND, None, &[1, 0, 0, 0, 15, 4, 2, 0]), field("the argument", 0x204)),
         (up(kind::COMMAND, None, &[1, 0, 0, 0, 16, 0, 1, 0]), field("the argument", 0x100)),
         (up(kind::COMMAND, None, &[1, 0, 0, 0, 11, 1, 0, 0]), field("the argument", 1)),
