@@ -74,6 +74,7 @@ fn kinds_and_numbers_are_the_documented_ones() {
             (command::TRACK.into(), "track"),
             (command::WRITTEN.into(), "written"),
             (command::CLEAR.into(), "clear"),
+            (command::FRAMES.into(), "frames"),
         ],
     );
     numbers(
