@@ -10,6 +10,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use twofold_bench::output;
 use twofold_launch::migrate::order::{self, Order, Report};
+use twofold_launch::migrate::record::in_doubt;
 use twofold_launch::socket::Remote;
 
 /// Options of `migrate`.
@@ -109,10 +110,7 @@ fn say(report: &Report) -> anyhow::Result<()> {
             until.as_secs_f64(),
             downtime.as_millis(),
         ))?,
-        Report::InDoubt(why) => output::error(&format!(
-            "the guest stands still, and the owner record does not say which side has it ({why}); this is asked again until the \
-             record can be reached"
-        )),
+        Report::InDoubt(why) => output::error(&in_doubt(why)),
         Report::Moved { .. } | Report::Stays(_) => {}
     }
     Ok(())

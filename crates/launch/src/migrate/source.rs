@@ -4,9 +4,7 @@
 //! Invariants: if the guest was not offered, it goes on here. From the offer on it stands still here until the record says
 //! which side has it: this side asks again as long as there is no answer, because both sides may have the guest's memory.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -22,11 +20,11 @@ use twofold_migration::{Answers, Cancel, Runtime, Section};
 use super::carried::Carried;
 use super::link::{self, LinkError};
 use super::memory;
-use super::record::Record;
+use super::record::{Record, RecordError};
 use super::{ASK_AGAIN, Clock, section};
 use crate::bundle::Bundle;
 use crate::saved::sections;
-use crate::session::{Session, SessionError};
+use crate::session::Session;
 
 /// How a guest is to move.
 #[derive(Clone, Debug)]
@@ -79,22 +77,14 @@ pub enum MoveError {
     /// Its bundle cannot be read, or it has what does not move.
     #[error("the guest cannot move: {0}")]
     Unfit(String),
-    /// The record cannot be used.
-    #[error("cannot use the owner record {path}: {why}")]
-    Record {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        why: std::io::Error,
-    },
-    /// The record is another guest's, or of an earlier run.
+    /// The record cannot be used, or is another guest's.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// Another run has the guest.
     #[error(
         "the owner record {0} says that another run has the guest; if that run has ended, remove the file, or give another one"
     )]
     Owner(PathBuf),
-    /// Another guest of this run has moved, or tried to, by this record.
-    #[error("the owner record {0} is another guest's; give each guest one of its own")]
-    OtherGuest(PathBuf),
     /// There is no link.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -104,9 +94,15 @@ pub enum MoveError {
     /// It was offered, and the target has not taken it.
     #[error("the target did not take the guest ({0}); the guest goes on here")]
     TakenBack(String),
-    /// The hypervisor has ended.
-    #[error(transparent)]
-    Session(#[from] SessionError),
+    /// It was taken back, and does not go on.
+    #[error("the target did not take the guest, and it does not go on here: {0}")]
+    NotContinued(String),
+    /// The machine has ended while this side was in doubt.
+    #[error(
+        "the machine has ended while the guest changed hands; it runs at the target if the target has all of it, and otherwise it \
+         is lost"
+    )]
+    Ended,
 }
 
 /// Moves guest number `guest`, which `bundle` has started, and ends it here.
@@ -134,15 +130,11 @@ pub fn send(
     if session.state(guest) != Some(GuestState::Running) {
         return Err(MoveError::NotRunning);
     }
-    let unusable = |why| MoveError::Record { path: options.record.path().to_owned(), why };
     let (reader, writer) = link::connect(&options.to, &options.key)?;
     let me = options.me;
-    let owned = options.record.open(me).map_err(unusable)?;
+    let owned = options.record.open(me, &own.known().name)?;
     if owned.owner != me {
         return Err(MoveError::Owner(options.record.path().to_owned()));
-    }
-    if !is_of(options.record.path().canonicalize().map_err(unusable)?, guest) {
-        return Err(MoveError::OtherGuest(options.record.path().to_owned()));
     }
     let clock = Clock::new();
     let mut side = Side::new(me, State::Running { owned });
@@ -177,6 +169,9 @@ pub fn send(
         }
     };
     while let State::InDoubt { .. } = side.state() {
+        if session.has_ended() {
+            return Err(MoveError::Ended);
+        }
         let why = host.error.take().unwrap_or_default();
         (host.news)(News::InDoubt(&why));
         clock.wait(ASK_AGAIN);
@@ -190,14 +185,8 @@ pub fn send(
             host.command(Command::Quit);
             Ok(moved)
         }
-        _ => Err(MoveError::TakenBack(why)),
+        _ => Err(host.error.map_or(MoveError::TakenBack(why), MoveError::NotContinued)),
     }
-}
-
-/// Whether this record is this guest's: it names the run that has the guest, and no guest of the run.
-fn is_of(record: PathBuf, guest: u16) -> bool {
-    static GUESTS: Mutex<BTreeMap<PathBuf, u16>> = Mutex::new(BTreeMap::new());
-    *GUESTS.lock().unwrap_or_else(PoisonError::into_inner).entry(record).or_insert(guest) == guest
 }
 
 /// Of the downtime, what state and commit are taken to need at most.
@@ -228,7 +217,9 @@ impl Host<'_> {
 
 impl Embedder for Host<'_> {
     fn ask(&mut self, request: Request) -> Option<Ownership> {
-        self.record.answer(request, &mut self.error)
+        let Self { session, record, error, news, .. } = self;
+        // A side whose machine is gone must not win the guest: the other one may have all of it.
+        record.answer(request, error, &|| !session.has_ended(), &mut |why| news(News::InDoubt(why)))
     }
 
     fn run(&mut self) {

@@ -31,7 +31,7 @@ use twofold_migration::{Runtime, Section};
 use super::carried::Carried;
 use super::link::{self, LinkError};
 use super::memory::{self, SHIFT};
-use super::record::Record;
+use super::record::{Record, in_doubt};
 use super::{ASK_AGAIN, Clock, SECTIONS_MAX, with_head};
 use crate::guest::MEMORY_MAX;
 use crate::owner;
@@ -191,16 +191,12 @@ fn take(
     };
     let receive = Receive { here, sections: SECTIONS_MAX, runtime: &clock };
     let received = receive.run(vec![reader], &side, &mut host)?;
-    // A machine that is gone must not win the guest.
     host.check_machine()?;
     let (mut state, _none_is_absent) = received.take(&mut side, &mut host);
     while let State::InDoubt { .. } = state {
         host.check_machine()?;
         let why = host.error.take().unwrap_or_default();
-        crate::interactive::note(&format!(
-            "the guest came, and stands still: the owner record does not say which side has it ({why}). This is asked again \
-             until the record can be reached"
-        ));
+        crate::interactive::note(&in_doubt(&why));
         clock.wait(ASK_AGAIN);
         state = side.raise(Event::Tick, &mut host);
     }
@@ -243,6 +239,8 @@ impl Host<'_> {
             return Err(format!("the guest writes to the disk {}", disk.display()));
         }
         carried.devices.check().map_err(|why| why.to_string())?;
+        // The source has made it before.
+        self.record.check(&carried.known().name).map_err(|why| format!("at the target, {why}"))?;
         let gone = |_| "no machine was started for the guest".to_owned();
         self.stage.images.send(carried).map_err(|_| "no machine was started for the guest".to_owned())?;
         let session = self.stage.sessions.recv().map_err(gone)?;
@@ -273,7 +271,10 @@ const GUEST: u16 = 0;
 
 impl Embedder for Host<'_> {
     fn ask(&mut self, request: Request) -> Option<Ownership> {
-        self.record.answer(request, &mut self.error)
+        let Self { record, memory, error, .. } = self;
+        // A machine that is gone must not win the guest.
+        let is_there = || memory.as_ref().is_some_and(|memory| !memory.session.has_ended());
+        record.answer(request, error, &is_there, &mut |why| crate::interactive::note(&in_doubt(why)))
     }
 
     fn run(&mut self) {
