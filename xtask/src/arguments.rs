@@ -75,6 +75,9 @@ pub struct BuildOptions {
     /// Builds a Linux guest that runs guests/bm instead, for `twofold bench async-fault --on hypervisor`
     #[arg(long, conflicts_with = "linux_module")]
     pub linux_bm: bool,
+    /// Makes a Linux guest that serves Redis instead, for `twofold bench migrate --on hypervisor`
+    #[arg(long, conflicts_with_all = ["linux_module", "linux_bm"])]
+    pub linux_redis: bool,
 }
 
 /// Options of `fuzz`.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `cargo xtask build`: builds the bare-metal images, the Linux module, or a Linux guest that runs `bm`.
+//! `cargo xtask build`: builds the bare-metal images, the Linux module, or a Linux guest that runs `bm` or serves Redis.
 
 use std::process::ExitCode;
 
@@ -9,6 +9,7 @@ use twofold_workspace::{Workspace, steps::Steps};
 use twofold_workspace::{install, linux_bm, linux_module};
 
 use crate::arguments::BuildOptions;
+use crate::redis_guest;
 
 /// `cargo xtask build`.
 pub fn command(workspace: &Workspace, options: &BuildOptions) -> anyhow::Result<ExitCode> {
@@ -27,6 +28,15 @@ pub fn command(workspace: &Workspace, options: &BuildOptions) -> anyhow::Result<
             let [kernel, initrd] =
                 [&guest.kernel, &guest.initrd].map(|path| workspace.shown(path).display().to_string());
             Ok(((), format!("{kernel}, {initrd}: Linux {} that runs bm", guest.release)))
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if options.linux_redis {
+        steps.step("guest", || {
+            let guest = redis_guest::build(workspace)?;
+            let [kernel, initrd] =
+                [&guest.kernel, &guest.initrd].map(|path| workspace.shown(path).display().to_string());
+            Ok(((), format!("{kernel}, {initrd}: Linux {} with Redis {}", guest.release, guest.redis)))
         })?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -15,6 +15,7 @@ mod fuzz;
 mod guest_option;
 mod record;
 mod redis;
+mod redis_guest;
 mod report;
 mod run;
 mod test;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Debian's Redis for a guest: its server, its benchmark, and the libraries that these load.
+//! Debian's Redis for a guest: its server, its benchmark, its client, and the libraries that these load.
 //!
 //! The programs name their libraries themselves (DT_NEEDED). Invariant: the cache is complete or absent, as for the
 //! kernel ([`twofold_workspace::fetch`]).
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use object::Endianness;
 use object::elf::DT_NEEDED;
 use object::read::elf::{ElfFile64, FileHeader};
@@ -33,7 +33,7 @@ pub fn guest(workspace: &Workspace, refresh: bool) -> anyhow::Result<(Fetched, R
 }
 
 /// Returns Redis from the cache. Fetches it from Debian if it is not cached or if `refresh` is set.
-fn fetch_redis(workspace: &Workspace, refresh: bool) -> anyhow::Result<Redis> {
+pub fn fetch_redis(workspace: &Workspace, refresh: bool) -> anyhow::Result<Redis> {
     let place = workspace.guest_cache().join(PLACE);
     if let (false, Ok(redis)) = (refresh, Redis::read(&place)) {
         return Ok(redis);
@@ -59,7 +59,7 @@ fn fetch_redis(workspace: &Workspace, refresh: bool) -> anyhow::Result<Redis> {
 const PLACE: &str = "redis";
 const VERSION: &str = "version";
 const PACKAGE: &str = "redis-server";
-const PROGRAMS: [&str; 2] = ["redis-server", "redis-benchmark"];
+const PROGRAMS: [&str; 3] = ["redis-server", "redis-benchmark", "redis-cli"];
 /// The directories of Debian's libraries and of the dynamic linker.
 const LIBRARIES: [&str; 4] = ["lib/aarch64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib", "usr/lib"];
 
@@ -103,6 +103,8 @@ impl Redis {
                 files.insert(format!("{directory}/{name}"), fs::read(entry.path())?);
             }
         }
+        let missing = PROGRAMS.iter().find(|name| !files.contains_key(&format!("bin/{name}")));
+        ensure!(missing.is_none(), "the cache has no {}", missing.unwrap_or(&""));
         Ok(Self { version, files })
     }
 
@@ -124,12 +126,16 @@ mod tests {
     #[test]
     fn what_is_cached_is_what_was_fetched() {
         let directory = tempfile::tempdir().unwrap();
-        let files = [("bin/redis-server", "program"), ("lib/libc.so.6", "library")];
-        let files = files.map(|(name, content)| (name.to_owned(), content.as_bytes().to_vec()));
-        let redis = Redis { version: "5:7.0".to_owned(), files: files.into() };
+        let programs = PROGRAMS.map(|name| (format!("bin/{name}"), b"program".to_vec()));
+        let mut files = BTreeMap::from(programs);
+        files.insert("lib/libc.so.6".to_owned(), b"library".to_vec());
+        let redis = Redis { version: "5:7.0".to_owned(), files };
         redis.write(directory.path()).unwrap();
         let read = Redis::read(directory.path()).unwrap();
-        assert_eq!((read.version, read.files), (redis.version, redis.files));
+        assert_eq!((read.version, read.files), (redis.version.clone(), redis.files.clone()));
+        fs::remove_file(directory.path().join("bin").join(PROGRAMS[2])).unwrap();
+        assert!(Redis::read(directory.path()).unwrap_err().to_string().contains(PROGRAMS[2]), "of an older version");
+        redis.write(directory.path()).unwrap();
         fs::remove_file(directory.path().join(VERSION)).unwrap();
         assert!(Redis::read(directory.path()).is_err());
     }

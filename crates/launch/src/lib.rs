@@ -45,6 +45,7 @@ pub mod monitor;
 pub mod outcome;
 pub mod owner;
 pub mod qemu;
+pub mod redis;
 pub mod report;
 pub mod run;
 pub mod sample;

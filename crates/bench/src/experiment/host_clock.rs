@@ -19,6 +19,12 @@ impl Moment {
         Self(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))
     }
 
+    /// The moment that is this much later.
+    #[cfg(test)]
+    pub fn after(self, time: Duration) -> Self {
+        Self(self.0 + time)
+    }
+
     /// The time since an earlier moment; none if that is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)

@@ -20,12 +20,23 @@ pub struct MigrateOptions {
     /// vCPUs of the guest, each with a table of its own: --vcpus 4
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = GUEST, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub vcpus: u32,
-    /// Requests a second to all vCPUs together: --rate 500000; 0: as many as they can serve
-    #[arg(long, value_name = "N", default_value_t = 100_000, help_heading = GUEST)]
-    pub rate: u64,
-    /// The percentage of requests that write: --sets 80
-    #[arg(long, value_name = "PERCENT", default_value_t = 20, help_heading = GUEST, value_parser = clap::value_parser!(u64).range(0..=100))]
-    pub sets: u64,
+    /// Requests a second to all vCPUs together: --rate 500000; 0: as many as they can serve. Default: 100000
+    #[arg(long, value_name = "N", help_heading = GUEST)]
+    pub rate: Option<u64>,
+    /// The percentage of requests that write: --sets 80. Default: 20
+    #[arg(long, value_name = "PERCENT", help_heading = GUEST, value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub sets: Option<u64>,
+
+    /// Requests of redis-benchmark in each run: --requests 500000. Default: 100000
+    #[arg(long, value_name = "N", help_heading = REDIS)]
+    pub requests: Option<u64>,
+    /// Clients of redis-benchmark, each with a connection: --clients 900. Default: 50
+    #[arg(long, value_name = "N", help_heading = REDIS, value_parser = clap::value_parser!(u32).range(1..=2000))]
+    pub clients: Option<u32>,
+    /// Directory of the hypervisor's images, and of the guest that `cargo xtask build --linux-redis` makes. Default: those of this
+    /// workspace
+    #[arg(long, value_name = "DIR", help_heading = REDIS)]
+    pub images: Option<PathBuf>,
 
     /// How writes are tracked while the guest moves; several are compared, write-protect is the baseline. Default: all:
     /// --tracker write-protect,adaptive
@@ -37,9 +48,9 @@ pub struct MigrateOptions {
     /// Slows no vCPU down: if the guest writes too fast for pre-copy, what is left then follows by post-copy
     #[arg(long, help_heading = TECHNIQUES)]
     pub postcopy_if_needed: bool,
-    /// How long the guest may stand still, with ms, s or m: --downtime 20ms
-    #[arg(long, value_name = "TIME", default_value = "5ms", help_heading = TECHNIQUES)]
-    pub downtime: Span,
+    /// How long the guest may stand still, with ms, s or m: --downtime 20ms. Default: 5ms on the machine, 300ms on the hypervisor
+    #[arg(long, value_name = "TIME", help_heading = TECHNIQUES)]
+    pub downtime: Option<Span>,
     /// Bytes a second that all streams together may send: --bandwidth 100M. Default: no limit
     #[arg(long, value_name = "SIZE", help_heading = TECHNIQUES)]
     pub bandwidth: Option<Size>,
@@ -50,15 +61,15 @@ pub struct MigrateOptions {
     #[arg(long, value_enum, value_name = "HOW", default_value = "off", help_heading = TECHNIQUES)]
     pub compression: Packed,
 
-    /// Where the guest runs: only the machine can move guests yet
+    /// Where the guest runs: in a process of this host, or on the hypervisor in QEMU
     #[arg(long, value_name = "WHERE", value_enum, default_value = "machine", help_heading = MEASURING)]
     pub on: Platform,
     /// Moves with each tracker, in turns, back and forth: --moves 100
     #[arg(long, value_name = "N", default_value_t = 10, help_heading = MEASURING, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub moves: u32,
-    /// How long the guest runs before and after each move, with ms, s or m: --settle 1s
-    #[arg(long, value_name = "TIME", default_value = "200ms", help_heading = MEASURING)]
-    pub settle: Span,
+    /// How long the guest runs before and after each move, with ms, s or m: --settle 1s. Default: 200ms
+    #[arg(long, value_name = "TIME", help_heading = MEASURING)]
+    pub settle: Option<Span>,
     /// Seed of the requests: --seed 7
     #[arg(long, value_name = "SEED", default_value_t = 1, help_heading = MEASURING)]
     pub seed: u64,
@@ -102,6 +113,7 @@ pub struct CompareRamOptions {
 }
 
 const GUEST: &str = "The guest: a key-value store under load";
+const REDIS: &str = "The guest of --on hypervisor: Linux with Redis";
 const TECHNIQUES: &str = "Techniques";
 const MEASURING: &str = "Measuring";
 
@@ -120,6 +132,12 @@ right before the guest got it. A page that differs ends the bench. The time of t
 
 A fault of the machine's guest is a function call of the host: what exits cost on a CPU is not in these figures.
 
+With --on hypervisor, the guest is Debian's Linux with Redis, under redis-benchmark -t set. It moves between two hypervisors, each
+in a QEMU of its own, and in each turn it stays once, too. The program that compares memory reads both QEMUs' memory
+files; where the guest's pages are, it learns from the hypervisors. A client outside of both QEMUs keeps one connection
+through all moves: it reads what it wrote, and `longest gap outside` is how long it waited for an answer. `requests lost` is
+the area between the rate before a move and what was served. Seconds are the emulator's: compare ratios.
+
 Examples:
   cargo run --release -p twofold -- bench migrate
   cargo run --release -p twofold -- bench migrate --memory 16M --moves 100 --postcopy --settle 20ms
@@ -127,5 +145,8 @@ Examples:
   cargo run --release -p twofold -- bench migrate --tracker manual --postcopy-if-needed --bandwidth 20M --sets 80
   cargo run --release -p twofold -- bench migrate --dry-run --bandwidth 100M --sets 80
   cargo run --release -p twofold -- bench migrate --memory 16M --control withheld
+  cargo run --release -p twofold -- bench migrate --on hypervisor --moves 5 --report redis.html
+  cargo run --release -p twofold -- bench migrate --on hypervisor --tracker adaptive --moves 20 --clients 900
 
-Exit status: 1 if a page or a word of the store differs, a side fails, or a control is not noticed.";
+Exit status: 1 if a page or a word of the store differs, a key is lost or a connection dropped, a side fails, or a control is
+not noticed.";

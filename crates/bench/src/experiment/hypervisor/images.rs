@@ -69,22 +69,40 @@ impl LinuxImages {
     ///
     /// A file is missing, and cannot be made.
     pub fn find(directory: Option<&Path>, doing: impl Fn(&str)) -> anyhow::Result<Self> {
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let place = directory.map_or_else(|| workspace.join("target/image"), Path::to_owned);
-        let images = Self { kernel: place.join("linux.img"), initrd: place.join("bm.cpio") };
-        let missing = || [&images.kernel, &images.initrd].into_iter().find(|image| !image.is_file());
-        if directory.is_none() && missing().is_some() {
+        let [kernel, initrd] = made_by("--linux-bm", ["linux.img", "bm.cpio"], directory, || {
             doing("making a Linux guest with bm (cargo xtask build --linux-bm)");
-            build(&workspace, &["build", "--linux-bm"])?;
-        }
-        match missing() {
-            Some(missing) => bail!(
-                "there is no {}: run `cargo xtask build --linux-bm`, or name its directory with --images",
-                missing.display()
-            ),
-            None => Ok(images),
-        }
+        })?;
+        Ok(Self { kernel, initrd })
     }
+}
+
+/// The files of this name in `directory`, or those that `cargo xtask build OPTION` makes in this workspace. `doing` is called
+/// before it makes them.
+///
+/// # Errors
+///
+/// A file is missing, and cannot be made.
+pub fn made_by<const N: usize>(
+    option: &str,
+    names: [&str; N],
+    directory: Option<&Path>,
+    doing: impl Fn(),
+) -> anyhow::Result<[PathBuf; N]> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let place = directory.map_or_else(|| workspace.join("target/image"), Path::to_owned);
+    let files = names.map(|name| place.join(name));
+    let missing = || files.iter().find(|file| !file.is_file());
+    if directory.is_none() && missing().is_some() {
+        doing();
+        build(&workspace, &["build", option])?;
+    }
+    if let Some(missing) = missing() {
+        bail!(
+            "there is no {}: run `cargo xtask build {option}`, or name its directory with --images",
+            missing.display()
+        );
+    }
+    Ok(files)
 }
 
 /// Runs `cargo xtask` with these words, with nothing on standard output.

@@ -5,7 +5,7 @@
 //! Invariant: only counts are reported. They are identical in each run, so one run is enough. An emulator's times mean
 //! nothing.
 
-mod images;
+pub mod images;
 
 use std::path::Path;
 use std::time::Duration;

@@ -57,7 +57,12 @@ pub fn write_later(path: &Path, file: &Path, slot: &stream::Slot, came: impl Fn(
     write_with(path, file, (0..slot.pages).map(line))
 }
 
-fn write_with(
+/// Writes a list of these lines: the address of a page, and where its content is.
+///
+/// # Errors
+///
+/// A line is an error, or the file cannot be written.
+pub fn write_with(
     path: &Path,
     file: &Path,
     lines: impl Iterator<Item = anyhow::Result<(u64, String)>>,
@@ -108,8 +113,8 @@ pub fn wait(path: &Path) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// It cannot, or a page differs.
-pub fn compare(settings: &Settings, source: &Path, target: &Path) -> anyhow::Result<Compared> {
-    let mut program = Command::new(&settings.program);
+pub fn compare(program: &Path, source: &Path, target: &Path) -> anyhow::Result<Compared> {
+    let mut program = Command::new(program);
     program.args(["bench", "migrate-compare"]).args([source, target]).stdin(Stdio::null());
     let done = program.output().context("cannot start the program that compares the memory")?;
     let compared: Compared = serde_json::from_slice(&done.stdout).with_context(|| {

@@ -17,13 +17,13 @@
 //! | [`owner_record`], [`link`] | the arbiter and the sockets |
 
 mod arrivals;
-mod compare;
+pub mod compare;
 mod dry_run;
 mod figures;
 mod guest;
 mod judged;
 mod link;
-mod lists;
+pub mod lists;
 mod measure;
 mod meter;
 mod node;
@@ -40,9 +40,10 @@ mod target;
 
 use std::process::ExitCode;
 
-use super::progress::Progress;
+use super::{migrate_redis, progress::Progress};
 use crate::options::MigrateOptions;
 use crate::output;
+use crate::results::Platform;
 use crate::stop::Stop;
 use plan::Plan;
 
@@ -56,6 +57,9 @@ pub use process::command as target_command;
 /// Nothing was measured: options contradict each other, a file cannot be written, or memory does not fit. A check failed:
 /// a page or a word of the store differs, or a process ended.
 pub fn command(options: &MigrateOptions) -> anyhow::Result<ExitCode> {
+    if options.on == Platform::Hypervisor {
+        return migrate_redis::command(options);
+    }
     let plan = Plan::of(options)?;
     let stop = Stop::on_signal()?;
     if plan.is_dry {

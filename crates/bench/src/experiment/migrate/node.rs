@@ -224,7 +224,7 @@ fn fetch(
     let here = lists::path(settings, order.number, "target", "later");
     let copied = store.copied();
     lists::write_later(&here, &store.copies_file(), &slot, |page| copied.contains(0, page))?;
-    let compared = lists::compare(settings, &target.source_list(), &here)?;
+    let compared = lists::compare(&settings.program, &target.source_list(), &here)?;
     let _ = fs::remove_file(&here);
     answers.message(&Message::Complete)?;
     Ok(Fetched { complete, served, later: compared.pages })

@@ -5,6 +5,7 @@
 //! set up.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
@@ -46,7 +47,9 @@ impl Plan {
     /// The options contradict each other, the guest does not fit here, or a file cannot be written.
     pub fn of(options: &MigrateOptions) -> anyhow::Result<Self> {
         let on = options.on;
-        ensure!(on == Platform::Machine, "--on {on}: only the machine can move guests yet, so use --on machine");
+        ensure!(on == Platform::Machine, "--on {on}: guests move on the machine or on the hypervisor");
+        let of_hypervisor = options.requests.is_some() || options.clients.is_some() || options.images.is_some();
+        ensure!(!of_hypervisor, "--requests, --clients and --images are for --on hypervisor");
         let typed = options.memory.0;
         ensure!((1..=MOST).contains(&typed), "--memory {typed}: 1 byte to {}", readable::bytes(MOST));
         CpusError::check(options.vcpus as usize)?;
@@ -76,15 +79,15 @@ impl Plan {
         let settings = Settings {
             memory,
             vcpus: options.vcpus,
-            rate: options.rate,
-            sets: options.sets,
+            rate: options.rate.unwrap_or(RATE),
+            sets: options.sets.unwrap_or(SETS),
             seed: options.seed,
-            downtime: options.downtime.0,
+            downtime: options.downtime.map_or(DOWNTIME, |downtime| downtime.0),
             bandwidth: options.bandwidth.map(|limit| limit.0),
             postcopy_if_needed: options.postcopy_if_needed,
             streams: options.streams,
             compressed: options.compression == Packed::Lz4,
-            settle: options.settle.0,
+            settle: options.settle.map_or(SETTLE, |settle| settle.0),
             directory: directory.path().to_owned(),
             program: std::env::current_exe().context("this program's own file")?,
         };
@@ -140,13 +143,16 @@ impl Plan {
 /// The experiment's name in results.
 pub const NAME: &str = "migrate";
 const HUGE_PAGE: u64 = 2 << 20;
+/// What the options are that are not given.
+const RATE: u64 = 100_000;
+const SETS: u64 = 20;
+const DOWNTIME: Duration = Duration::from_millis(5);
+const SETTLE: Duration = Duration::from_millis(200);
 /// The largest guest.
 const MOST: u64 = 64 << 30;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -187,7 +193,8 @@ mod tests {
     #[test]
     fn what_contradicts_itself_or_does_not_fit_is_refused() {
         for (line, why) in [
-            ("--on kvm", "only the machine"),
+            ("--on kvm", "on the machine or on the hypervisor"),
+            ("--clients 5", "for --on hypervisor"),
             ("--tracker manual,manual", "--tracker manual twice"),
             ("--tracker ring", "there is no tracker"),
             ("--memory 0", "1 byte"),

@@ -96,7 +96,7 @@ impl<'n> Target<'n> {
         lists::write(&here, (&file, base), guest.memory(), guest.slots())?;
         let there = self.source_list();
         lists::wait(&there)?;
-        let compared = lists::compare(self.settings, &there, &here)?;
+        let compared = lists::compare(&self.settings.program, &there, &here)?;
         let _ = std::fs::remove_file(&here);
         let (judged, served) = (Moment::now().since(ready), guest.served());
         guest.start();

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One move of the guest, from one host to a new one.
+
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use twofold_launch::Bundle;
+use twofold_launch::migrate::carried::Carried;
+use twofold_launch::migrate::record::Record;
+use twofold_launch::migrate::source::{self, MoveError, News, Options};
+use twofold_launch::migrate::target::Incoming;
+use twofold_memory::dirty::Tracker;
+use twofold_migration::Cancel;
+use twofold_migration::commit::Owner;
+use twofold_migration::precopy::Sent;
+use twofold_migration::sealed::Key;
+
+use super::host::{Host, Kind, Memory};
+use super::judged::{GUEST, Judge, Judged};
+use crate::experiment::host_clock::Moment;
+use crate::stop::Stop;
+
+/// What all moves have in common.
+pub struct Route<'r> {
+    /// Hosts.
+    pub kind: &'r Kind,
+    /// What the guest was started with.
+    pub bundle: &'r Bundle,
+    /// For the record, lists and bundles.
+    pub directory: &'r Path,
+    /// The program that compares memory.
+    pub program: &'r Path,
+    /// How long the guest may stand still.
+    pub downtime: Duration,
+}
+
+/// A move, as both sides saw it.
+#[derive(Clone, Copy, Debug)]
+pub struct Hop {
+    /// When it began.
+    pub begin: Moment,
+    /// When the source began to stop the guest.
+    pub stop: Moment,
+    /// When the guest went on at the target.
+    pub entered: Moment,
+    /// What the judge found, and when it was at work.
+    pub judged: Judged,
+    /// What was sent.
+    pub sent: Sent,
+}
+
+impl Route<'_> {
+    /// Moves the guest from `here` to a new host. `number` counts moves from 1 on.
+    ///
+    /// # Errors
+    ///
+    /// The guest has not moved, or it is not the same there.
+    pub fn go(&self, here: Host, tracker: Tracker, number: u64, stop: &Stop) -> anyhow::Result<(Host, Hop)> {
+        let record = Record::new(&self.directory.join("owner"));
+        let (mut incoming, memory) = (Incoming::bind("127.0.0.1:0", Key::new(KEY), record.clone())?, Memory::new()?);
+        incoming.me = owner(number);
+        let judge = Judge {
+            program: self.program.to_owned(),
+            directory: self.directory.to_owned(),
+            number,
+            slots: Carried::of(self.bundle, GUEST)?.slots(),
+            source: (Arc::clone(&here.session), here.memory()),
+            target: memory.path(),
+        };
+        let (before_entry, found) = judge.before_entry();
+        incoming.before_entry = Some(before_entry);
+        let to = incoming.address()?;
+        let options = Options {
+            me: owner(number - 1),
+            to: to.to_string(),
+            key: Key::new(KEY),
+            record,
+            tracker,
+            downtime: self.downtime,
+            rounds: ROUNDS,
+            forced: true,
+        };
+        let (begin, cancel) = (Moment::now(), Cancel::new());
+        let (sent, came) = thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                let mut stopped = None;
+                let sent = source::send(&here.session, GUEST, self.bundle, &options, &cancel, &mut |news| match news {
+                    News::Stops => stopped = Some(Moment::now()),
+                    News::Round(_) if stop.is_requested() => cancel.cancel(),
+                    News::Round(_) | News::InDoubt(_) | News::Moved(_) => {}
+                });
+                if sent.is_err() {
+                    // If it failed before it connected, the target waits for a connection.
+                    let _ = TcpStream::connect(to);
+                }
+                (sent, stopped)
+            });
+            let came = self.receive(&mut incoming, memory, number);
+            (sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), came)
+        });
+        let ((sent, stopped), (there, entered)) = match (sent, came) {
+            ((Ok(moved), stopped), Ok(came)) => ((moved.sent, stopped), came),
+            ((Err(why), _), Err(target)) => return Err(both(why, target)),
+            ((Err(why), _), Ok(_)) => bail!("both sides have the guest; the source: {why}"),
+            ((Ok(_), _), Err(why)) => return Err(why.context("the guest left its source, and did not come")),
+        };
+        let judged = found.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let judged = judged.context("the guest was not compared before it entered")?;
+        let stop = stopped.context("the guest was not stopped")?;
+        // It was ended by the move.
+        here.ended()?;
+        Ok((there, Hop { begin, stop, entered, judged, sent }))
+    }
+
+    fn receive(&self, incoming: &mut Incoming, memory: Memory, number: u64) -> anyhow::Result<(Host, Moment)> {
+        let coming = incoming.wait()?;
+        let bundle = coming.carried.write(&self.directory.join(format!("bundle-{number}")))?;
+        let path = bundle.path.clone();
+        let host = Host::start(self.kind, bundle, memory)?;
+        coming.go_on(&host.session)?;
+        let entered = Moment::now();
+        std::fs::remove_file(path)?;
+        Ok((host, entered))
+    }
+}
+
+fn both(source: MoveError, target: anyhow::Error) -> anyhow::Error {
+    target.context(format!("{source}; at the target"))
+}
+
+/// The name of the host after this number of moves. All are in one process, so each needs one of its own.
+fn owner(number: u64) -> Owner {
+    Owner { host: number, incarnation: 1 }
+}
+
+/// Both sides are this process.
+const KEY: [u8; 32] = [7; 32];
+/// The most rounds while the guest runs; then it is stopped however much is left.
+const ROUNDS: u32 = 10;
