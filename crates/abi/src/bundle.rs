@@ -59,6 +59,8 @@ pub mod flags {
     /// The guests come from elsewhere: each is stopped, with zeroes in its memory, and the launcher restores it
     /// ([`channel`](crate::channel)).
     pub const INCOMING: u32 = 1 << 7;
+    /// With [`INCOMING`]: pages of the guests may be absent when the guests begin, and come later.
+    pub const POSTCOPY: u32 = 1 << 8;
 }
 
 /// Values of [`Guest::pages`]: how large the mappings of guest RAM may be.

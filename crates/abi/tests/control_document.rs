@@ -75,6 +75,10 @@ fn kinds_and_numbers_are_the_documented_ones() {
             (command::WRITTEN.into(), "written"),
             (command::CLEAR.into(), "clear"),
             (command::FRAMES.into(), "frames"),
+            (command::ABSENT.into(), "absent"),
+            (command::WANTED.into(), "wanted"),
+            (command::FILL.into(), "fill"),
+            (command::ZERO.into(), "zero"),
         ],
     );
     numbers(

@@ -9,7 +9,7 @@ use anyhow::bail;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use twofold_bench::output;
-use twofold_launch::migrate::order::{self, Order, Report};
+use twofold_launch::migrate::order::{self, Follow, Order, Report};
 use twofold_launch::migrate::record::in_doubt;
 use twofold_launch::socket::Remote;
 
@@ -40,6 +40,13 @@ pub struct Options {
     /// Moves the guest after these rounds even if it then stands still for longer; without it, the guest stays
     #[arg(long)]
     pub force: bool,
+    /// Lets the guest go on at the other side at once, before its memory is there. Its pages follow, those first that it waits for.
+    /// Until all are there, neither side has all of the guest: if either ends, the guest is lost
+    #[arg(long, conflicts_with_all = ["tracker", "downtime", "rounds", "force", "postcopy_if_needed"])]
+    pub postcopy: bool,
+    /// The same with what is left if the rounds do not end because the guest writes too fast
+    #[arg(long, conflicts_with = "force")]
+    pub postcopy_if_needed: bool,
 }
 
 /// What `--help` has at its end.
@@ -53,6 +60,10 @@ Examples:
   (umask 077; openssl rand -hex 32 > key)
   twofold run --incoming :4444 --key key --owner /shared/web.owner     on the other machine
   twofold migrate web 192.0.2.7:4444 --key key --owner /shared/web.owner
+
+With --postcopy, and with --postcopy-if-needed if the guest writes too fast, pages follow after the guest has changed hands. If the
+link is cut then, the guest stands still at the other side where it needs a page, and the link is made again as soon as the other
+side can be reached.
 
 If the link is cut while the guest changes hands, the side that the owner record names runs it, and the other one ends it. While the
 record cannot be reached, it stands still on both.
@@ -77,6 +88,11 @@ pub fn command(options: &Options) -> anyhow::Result<ExitCode> {
         downtime: Duration::from_millis(options.downtime),
         rounds: options.rounds,
         forced: options.force,
+        postcopy: match (options.postcopy, options.postcopy_if_needed) {
+            (true, _) => Follow::All,
+            (false, true) => Follow::IfNeeded,
+            (false, false) => Follow::None,
+        },
     };
     let mut said = Ok(());
     let last = remote.migrate(&options.name, &order, |report| {
@@ -85,7 +101,17 @@ pub fn command(options: &Options) -> anyhow::Result<ExitCode> {
     });
     said?;
     match last? {
-        Report::Moved { time, stopped, rounds, pages, last_pages, bytes } => {
+        Report::Moved { time, bytes, after: [sent, waited], .. } if sent > 0 => {
+            output::line(&format!(
+                "all of {} is at {}: {:.1} s, {sent} pages followed it ({:.1} MiB on the link in all), and it waited for {waited}",
+                options.name,
+                options.to,
+                time.as_secs_f64(),
+                bytes as f64 / f64::from(1 << 20),
+            ))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Report::Moved { time, stopped, rounds, pages, last_pages, bytes, .. } => {
             output::line(&format!(
                 "{} runs at {}: {:.1} s, {rounds} rounds, {pages} pages ({:.1} MiB on the link); it stood still for {} ms, and \
                  {last_pages} pages were sent then",
@@ -111,6 +137,14 @@ fn say(report: &Report) -> anyhow::Result<()> {
             downtime.as_millis(),
         ))?,
         Report::InDoubt(why) => output::error(&in_doubt(why)),
+        Report::Switched { stopped, left } => output::line(&format!(
+            "it runs at the other side, and stood still for {} ms; {left} pages follow",
+            stopped.as_millis()
+        ))?,
+        Report::Cut(why) => output::error(&format!(
+            "the link is cut ({why}); the guest stands still at the other side where it needs a page, and the link is made again \
+             as soon as the other side can be reached"
+        )),
         Report::Moved { .. } | Report::Stays(_) => {}
     }
     Ok(())

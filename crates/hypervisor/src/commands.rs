@@ -24,6 +24,7 @@ use twofold_vmm::session::{Asked, Guests, PART_MAX};
 
 use crate::channel::{self, Polled};
 use crate::schedule::cpu::Progress;
+use crate::vm::absent::{Filled, Listed};
 use crate::vm::commanded::Quit;
 use crate::vm::saved::Unsaved;
 use crate::vm::saved_pages::{Looked, PageError, Reading, Writing};
@@ -53,6 +54,12 @@ enum UnderWay {
     Read(Asked, Reading),
     /// A page that is written when there is room for it.
     Write(Asked, Writing),
+    /// The next row of a list of pages.
+    List(Asked, Listed, u8, usize),
+    /// A page that has come, and is taken when there is room for it.
+    Fill(Asked, u32),
+    /// It is answered when an absent page is needed, or none is absent.
+    Wanted(Asked),
     /// What comes next of this guest.
     Statistics { asked: Asked, guest: usize, next: Next, found: Found },
 }
@@ -145,7 +152,11 @@ impl Commands {
 impl UnderWay {
     /// Whether its next piece has to wait for a guest.
     fn waits(&self, guests: All) -> bool {
-        matches!(self, Self::Stop(asked) if guests.named(asked).any(Vm::is_stopping))
+        match self {
+            Self::Stop(asked) => guests.named(asked).any(Vm::is_stopping),
+            Self::Wanted(asked) => guests.named(asked).any(Vm::wants_nothing),
+            _ => false,
+        }
     }
 
     /// A piece of the work; `None`: the command is answered.
@@ -169,6 +180,26 @@ impl UnderWay {
             Self::Write(asked, page) => {
                 let written = page.look(asked.content());
                 wrote(asked, Some(written))
+            }
+            Self::List(asked, listed, memslot, row) => {
+                let taken = one(&asked, guests).map(|vm| vm.take_listed(listed, memslot, asked.content(), row));
+                match taken {
+                    Some(Ok(true)) => return Some(Self::List(asked, listed, memslot, row + 1)),
+                    taken => settle(asked, taken.map(|taken| taken.map(drop).map_err(|why| why.to_string()))),
+                }
+                None
+            }
+            Self::Fill(asked, page) => {
+                match one(&asked, guests).map(|vm| vm.fill(page, asked.content())) {
+                    // The guest's task makes room.
+                    Some(Ok(Filled::NoFrame)) => return Some(Self::Fill(asked, page)),
+                    taken => settle(asked, taken.map(|taken| taken.map(drop).map_err(|why| why.to_string()))),
+                }
+                None
+            }
+            Self::Wanted(asked) => {
+                let pages = one(&asked, guests).map(Vm::wanted);
+                content(asked, pages)
             }
             Self::Statistics { asked, guest, next, mut found } => {
                 let Some(vm) = guests.0.get(guest) else {
@@ -314,6 +345,10 @@ fn begin(asked: Asked, guests: All) -> Option<UnderWay> {
             settle(asked, taken);
             return None;
         }
+        Command::Absent(memslot) => return Some(UnderWay::List(asked, Listed::Absent, memslot, 0)),
+        Command::Zero(memslot) => return Some(UnderWay::List(asked, Listed::Zero, memslot, 0)),
+        Command::Fill(page) => return UnderWay::Fill(asked, page).piece(guests),
+        Command::Wanted => return Some(UnderWay::Wanted(asked)),
         Command::Restore => {
             let taken = one(&asked, guests).map(|vm| vm.restore(asked.content()).map_err(|why| why.to_string()));
             settle(asked, taken);

@@ -56,6 +56,7 @@
 mod cause;
 mod disk_store;
 pub mod figures;
+pub(crate) mod peer;
 mod store;
 
 use alloc::boxed::Box;
@@ -64,6 +65,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use spin::Mutex;
+use twofold_abi::bundle::flags;
 use twofold_memory::async_fault::{Arrival, Arrivals, Completion, Mode};
 use twofold_memory::swap::{
     AttachError, Clock, Failure, LimitError, Notify, Relief, SwapOptions, Waiter, WriteOutError,
@@ -168,20 +170,25 @@ impl Swap {
         let platform = Arm64::new(unsafe { IdentityMap::new(MetadataMap::NONE) });
         let headroom = HEADROOM.min(settings.resident / PAGE / 8);
         let others = virtio::waiters(config.virtio_devices()) + TASKS;
-        let options = SwapOptions { vcpus: config.cpus, others: others as u32, headroom };
         let most = config.cpus as usize * PAGES_PER_VCPU + others + 2 * HEADROOM as usize;
-        let store = Arc::new(Store::new(match settings.store {
+        let kind = match settings.store {
             config::Store::Memory { .. } => {
-                Kind::Memory(MemoryStore::new(platform, parts.0, most, timer::machine_time))
+                Some(Kind::Memory(MemoryStore::new(platform, parts.0, most, timer::machine_time)))
             }
             config::Store::Disk(id) => {
                 let disk = disk(&id, SwapMemory::places(config))?;
-                Kind::Disk(Box::new(DiskStore::new(platform, disk, SwapMemory::places(config), most, task)))
+                Some(Kind::Disk(Box::new(DiskStore::new(platform, disk, SwapMemory::places(config), most, task))))
             }
-        }));
+            config::Store::Nowhere => None,
+        };
+        // No page leaves to make room for others.
+        let headroom = if kind.is_some() { headroom } else { 0 };
+        let options = SwapOptions { vcpus: config.cpus, others: others as u32, headroom };
+        let peer = (config.flags & flags::POSTCOPY != 0).then(|| peer::new(config.memory));
+        let store = Arc::new(Store::new(kind, peer));
         memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Notifier { guest: number }), &options)?;
         let disk = match settings.store {
-            config::Store::Memory { .. } => None,
+            config::Store::Memory { .. } | config::Store::Nowhere => None,
             config::Store::Disk(id) => Some(id),
         };
         Ok(Some(Self {
@@ -200,10 +207,12 @@ impl Swap {
     /// From now on the guest has no more than its limit. What is too much leaves at once to a store in memory, before the guest
     /// runs; after that transfers take their time.
     pub fn limit(&self, config: &Config<'_>, memory: &GuestMemory<EnginePlatform>) -> Result<(), SwapError> {
-        let Some(settings) = &config.swap else { return Ok(()) };
+        let Some(settings) = config.swap.as_ref().filter(|swap| swap.store != config::Store::Nowhere) else {
+            return Ok(());
+        };
         let mut over = memory.set_limit(settings.resident / PAGE)?;
         // No disk answers before the guests run: then the task does the same.
-        if let (Kind::Memory(store), config::Store::Memory { delay }) = (self.store.kind(), settings.store) {
+        if let (Some(Kind::Memory(store)), config::Store::Memory { delay }) = (self.store.kind(), settings.store) {
             // An interrupt that is pending stays so until the guests run.
             while over > 0 {
                 let relief = self.store.while_pages_leave(|| self.hand.lock().make_room(memory, over))?;
@@ -216,6 +225,16 @@ impl Swap {
             store.set_delay(u64::from(delay) * read_sysreg!(CNTFRQ_EL0) / MICROSECONDS);
         }
         Ok(())
+    }
+
+    /// The source of a guest that comes by post-copy, for the pages that have not come.
+    pub(crate) fn peer(&self) -> Option<&peer::Source> {
+        self.store.peer()
+    }
+
+    /// Whether the guest was started with a store. Else it has come by post-copy.
+    pub(crate) fn is_own(&self) -> bool {
+        self.store.kind().is_some()
     }
 
     /// What a vCPU does while a page is absent.
@@ -240,7 +259,7 @@ impl Swap {
 
     /// Its figures.
     pub(crate) fn figures(&self, memory: &GuestMemory<EnginePlatform>) -> Figures {
-        self.counts.figures(memory, self.store.taken(), self.store.counts())
+        self.counts.figures(memory, self.store.taken(), self.store.absent(), self.store.counts())
     }
 
     /// What counts the working set.

@@ -50,6 +50,7 @@ use crate::virtio::{Around, Place};
 use crate::{channel, control, cpus, platform, power, schedule, shutdown};
 use sweep::Sweeps;
 
+pub(crate) mod absent;
 pub(crate) mod commanded;
 pub(crate) mod frames;
 pub(crate) mod saved;
@@ -179,6 +180,13 @@ pub fn install(guests: Vec<Vm>, channel_task: Option<EntityId>) -> &'static [Vm]
 /// The guests; empty before [`install`].
 pub(crate) fn all() -> &'static [Vm] {
     GUESTS.get().map_or(&[], |guests| &guests.all)
+}
+
+/// Wakes the task of the control channel, if there is one.
+pub(crate) fn wake_channel() {
+    if let Some(task) = GUESTS.get().and_then(|guests| guests.channel_task) {
+        schedule::wake(task);
+    }
 }
 
 /// Writes the last exits of each vCPU, for a panic report.
@@ -422,10 +430,8 @@ impl Vm {
             Progress::Finished
         });
         // The virtio console may have written.
-        if self.devices.notice() != Notice::None
-            && let Some(task) = GUESTS.get().and_then(|guests| guests.channel_task)
-        {
-            schedule::wake(task);
+        if self.devices.notice() != Notice::None {
+            wake_channel();
         }
         progress
     }

@@ -303,7 +303,13 @@ impl GuestSettings {
             Backing::File(_) | Backing::Server(_) => 0,
         });
         let flash = if self.firmware.is_some() { virt::FLASH_SIZE } else { 0 };
-        let memory = self.swap.as_ref().map_or(self.memory, |swap| swap.machine_memory(self.memory));
+        let memory = match &self.swap {
+            Some(swap) => swap.machine_memory(self.memory),
+            None if self.flags & bundle::flags::POSTCOPY != 0 => {
+                crate::swap::machine_memory(Some(self.memory), self.memory)
+            }
+            None => self.memory,
+        };
         let rest = memory.saturating_add(test).saturating_add(flash);
         disks.fold(rest, u64::saturating_add)
     }

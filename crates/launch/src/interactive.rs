@@ -9,8 +9,9 @@ use std::thread;
 
 use thiserror::Error;
 
-use crate::hub::Hub;
+use crate::hub::{Claim, Hub};
 use crate::machine::Loaded;
+use crate::migrate::fetch::Fetched;
 use crate::migrate::target::{Coming, IncomingError};
 use crate::outcome::Outcome;
 use crate::owner::{self, OwnerError};
@@ -55,15 +56,30 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Lets a guest that was not started go on.
-    fn go_on(self, session: &Arc<Session>) -> Result<(), InteractiveError> {
+    /// Lets a guest that was not started go on. The claim ends when all of the guest is here.
+    fn go_on(self, session: &Arc<Session>, claim: Option<Claim>) -> Result<(), InteractiveError> {
         match self {
             Self::Start => Ok(()),
             Self::File(snapshot) => Ok(snapshot.restore(session)?),
             Self::Link(coming) => {
                 let name = coming.carried.known().name;
-                (*coming).go_on(session)?;
-                note(&format!("{name} runs here now"));
+                let Some(fetching) = (*coming).go_on(session)? else {
+                    note(&format!("{name} runs here now"));
+                    return Ok(());
+                };
+                note(&format!("{name} runs here now, and pages of it follow"));
+                thread::spawn(move || {
+                    match fetching.wait() {
+                        Ok(Fetched { left: 0, asked, pages, zeroes, time, .. }) => note(&format!(
+                            "all pages of {name} are here after {:.1} s: {pages}, and {zeroes} of zeroes; it waited for {asked}",
+                            time.as_secs_f64()
+                        )),
+                        // It has ended.
+                        Ok(_) => {}
+                        Err(why) => note(&format!("the pages of {name} do not come any more: {why}")),
+                    }
+                    drop(claim);
+                });
                 Ok(())
             }
         }
@@ -93,7 +109,7 @@ pub fn run(
         }
     }
     // Until the only guest is whole here, no command of another process may let it go on.
-    let mut claim = if matches!(from, Origin::Start) { None } else { hub.claim(0) };
+    let claim = if matches!(from, Origin::Start) { None } else { hub.claim(0) };
     let server = Server::start(&hub, guests.to_vec());
     if let Err(why) = &server {
         // The guests do without it.
@@ -102,9 +118,8 @@ pub fn run(
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let shown = attached.or(names.first().map(String::as_str).filter(|_| is_terminal));
     let mut raw = None;
-    let drive = |_: &Session| match (from.go_on(&session)?, shown) {
+    let drive = |_: &Session| match (from.go_on(&session, claim)?, shown) {
         ((), Some(name)) => {
-            drop(claim.take());
             if is_terminal {
                 println(&format!("The console of {name}. Ctrl-] opens the monitor; `quit` there ends the guests."));
                 // Ctrl-C ends the run up to here.
@@ -117,7 +132,6 @@ pub fn run(
             connected.map(drop).map_err(|why| InteractiveError::NoGuest(why.trim_end().to_owned()))
         }
         ((), None) => {
-            drop(claim.take());
             lines(&hub, &names);
             Ok(())
         }

@@ -317,7 +317,7 @@ impl Snapshot {
         let name = String::from_utf8_lossy(&record.name[..used]).into_owned();
         let guest = Known { name, memory: record.memory.get(), cpus: record.cpus.get() };
         let beside = slots.iter().map(|slot| slot.pages).sum::<u64>() * PAGE_SIZE as u64 - record.memory.get();
-        let own = swap::machine_memory_of(&record.swap, record.memory.get());
+        let own = swap::machine_memory_of(&record.swap, record.memory.get(), false);
         let memory = own + beside + record.test_size.get();
         Ok(Self { path: path.to_owned(), reader, slots, bundle, record, devices, guest, memory })
     }

@@ -218,9 +218,10 @@ impl Swap {
     }
 }
 
-/// The same of a guest's record in a bundle.
-pub(crate) fn machine_memory_of(record: &bundle::Swap, memory: u64) -> u64 {
+/// The same of a guest's record in a bundle. `postcopy`: it comes by post-copy, so the hypervisor keeps the same of each page.
+pub(crate) fn machine_memory_of(record: &bundle::Swap, memory: u64, postcopy: bool) -> u64 {
     match record.store.get() {
+        bundle::swap::NONE if postcopy => machine_memory(Some(memory), memory),
         bundle::swap::NONE => memory,
         bundle::swap::MEMORY => machine_memory(None, memory),
         _ => machine_memory(Some(record.resident.get()), memory),
@@ -228,7 +229,7 @@ pub(crate) fn machine_memory_of(record: &bundle::Swap, memory: u64) -> u64 {
 }
 
 /// The same, by how much stays in memory if the rest is elsewhere.
-fn machine_memory(resident: Option<u64>, memory: u64) -> u64 {
+pub(crate) fn machine_memory(resident: Option<u64>, memory: u64) -> u64 {
     const STATES: u64 = 32;
     const ROUNDING: u64 = 8 << 20;
     let pages = resident.unwrap_or(memory.saturating_mul(2));

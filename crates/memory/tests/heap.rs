@@ -234,7 +234,7 @@ fn pages_of_unknown_age_leave_last() {
     guest.add_ram(Ipa::new(0), HUGE_PAGE);
     guest.add_ram(second, HUGE_PAGE);
     let store = Arc::new(Kept(Mutex::new((Vec::with_capacity(64), Vec::new()))));
-    assert!(store.keeps_what_is_read(), "as stores do by default");
+    assert!(store.keeps_what_is_read(Place::new(0)), "as stores do by default");
     let options = SwapOptions { vcpus: 1, others: 8, headroom: 0 };
     guest.memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Unheard), &options).unwrap();
     guest.memory.write(Ipa::new(0), &[1; 10 * PAGE as usize]).unwrap();

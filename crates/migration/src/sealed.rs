@@ -133,6 +133,13 @@ impl<W: Write> SealedWriter<W> {
     }
 }
 
+impl<W> SealedWriter<W> {
+    /// What the frames are written to.
+    pub fn to(&self) -> &W {
+        &self.to
+    }
+}
+
 impl<W> ErrorType for SealedWriter<W> {
     type Error = ErrorKind;
 }

@@ -83,6 +83,8 @@ pub enum Store {
     },
     /// The machine's disk with this serial number.
     Disk([u8; bundle::disk::ID_MAX]),
+    /// Nowhere. But pages may come from a launcher after the guest has begun ([`bundle::flags::POSTCOPY`]).
+    Nowhere,
 }
 
 /// Why a guest's record was refused.
@@ -181,6 +183,9 @@ impl<'a> Config<'a> {
         if firmware_size != 0 && swap.is_some() {
             return Err(ConfigError::FirmwareSwap);
         }
+        // A vCPU of any guest can halt.
+        let halting = Swap { resident: memory, mode: Mode::Halt, store: Store::Nowhere };
+        let swap = swap.or((flags & bundle::flags::POSTCOPY != 0).then_some(halting));
         let devices = record.devices.get();
         if devices & !bundle::devices::ALL != 0 {
             return Err(number("as its devices", devices.into(), "0 to 7"));

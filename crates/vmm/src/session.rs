@@ -215,8 +215,7 @@ impl Open {
 
     /// Takes the content for a command; nothing, if the command takes none.
     fn content_for(&mut self, guest: Option<u16>, command: Command) -> Vec<u8> {
-        let takes = matches!(command, Command::Restore | Command::Write(_) | Command::Clear(_))
-            && guest == Some(self.content.0);
+        let takes = command.takes_content() && guest == Some(self.content.0);
         if takes { core::mem::take(&mut self.content.1) } else { Vec::new() }
     }
 }

@@ -59,13 +59,18 @@ fn session(data: &[u8]) {
                 command.figure(command.guest(), "dirty.found", data.len() as u64, &session, &mut answers);
                 command.done(&session, &mut answers);
             }
-            Command::Save | Command::Read(_) | Command::Written(_) | Command::Frames(_) => {
+            Command::Save | Command::Read(_) | Command::Written(_) | Command::Frames(_) | Command::Wanted => {
                 if command.guest().is_some() {
                     command.part(&data[..data.len().clamp(1, PART_MAX)], &session, &mut answers);
                 }
                 command.done(&session, &mut answers);
             }
-            Command::Restore | Command::Write(_) | Command::Clear(_) => {
+            Command::Restore
+            | Command::Write(_)
+            | Command::Clear(_)
+            | Command::Absent(_)
+            | Command::Fill(_)
+            | Command::Zero(_) => {
                 assert!(command.content().len() <= CONTENT_MAX.min(data.len()));
                 command.done(&session, &mut answers);
             }

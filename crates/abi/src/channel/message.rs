@@ -97,6 +97,17 @@ pub enum Command {
     /// Send where this page of the stopped guest is, and the pages of RAM behind it, at most
     /// [`FRAMES_MAX`](wire::FRAMES_MAX): a word for each ([`frame`](wire::frame)). The number is as in `Read`.
     Frames(u32),
+    /// These pages of the memslot, which came as content, are absent: their content comes after the guest has begun. It is
+    /// stopped before its first instruction.
+    Absent(u8),
+    /// Send the numbers of absent pages that the guest needs and that were not sent yet, 4 bytes each and as in `Read`, as
+    /// soon as there are any. No bytes: no page is absent any more.
+    Wanted,
+    /// An absent page has come, as content or as zeroes if there is none. The number is as in `Read`. A page that is not
+    /// absent keeps what it has.
+    Fill(u32),
+    /// These absent pages of the memslot, which came as content, are zero. A page that is not absent keeps what it has.
+    Zero(u8),
 }
 
 /// How [`Command::Track`] starts the logs.
@@ -407,7 +418,7 @@ macro_rules! numbers {
 }
 
 /// The commands without an argument.
-const PLAIN: [(u8, Command); 12] = [
+const PLAIN: [(u8, Command); 13] = [
     (command::STATISTICS, Command::Statistics),
     (command::STOP, Command::Stop),
     (command::CONTINUE, Command::Continue),
@@ -420,6 +431,7 @@ const PLAIN: [(u8, Command); 12] = [
     (command::COALESCE, Command::Coalesce),
     (command::SAVE, Command::Save),
     (command::RESTORE, Command::Restore),
+    (command::WANTED, Command::Wanted),
 ];
 
 /// The bit of an argument of [`command::TRACK`] that says that all pages are in the log at first.
@@ -447,7 +459,20 @@ impl Command {
         Self::Written(2),
         Self::Clear(0xff),
         Self::Frames(0x04_0000),
+        Self::Absent(2),
+        Self::Wanted,
+        Self::Fill(0x04_0000),
+        Self::Zero(2),
     ];
+
+    /// Whether it takes the content that came before it.
+    #[must_use]
+    pub fn takes_content(self) -> bool {
+        matches!(
+            self,
+            Self::Restore | Self::Write(_) | Self::Clear(_) | Self::Absent(_) | Self::Fill(_) | Self::Zero(_)
+        )
+    }
 
     /// Its number and its argument.
     fn numbers(self) -> (u8, u32) {
@@ -459,6 +484,9 @@ impl Command {
             Self::Written(memslot) => (command::WRITTEN, memslot.into()),
             Self::Clear(memslot) => (command::CLEAR, memslot.into()),
             Self::Frames(page) => (command::FRAMES, page),
+            Self::Absent(memslot) => (command::ABSENT, memslot.into()),
+            Self::Fill(page) => (command::FILL, page),
+            Self::Zero(memslot) => (command::ZERO, memslot.into()),
             plain => (PLAIN.iter().find(|(_, command)| *command == plain).map_or(u8::MAX, |(number, _)| *number), 0),
         }
     }
@@ -473,10 +501,16 @@ impl Command {
                 check("the argument", argument, argument < 2 << TRACK_ALL)?;
                 return Ok(Self::Track(Track { tracker: argument as u8, all: argument >> TRACK_ALL == 1 }));
             }
-            command::WRITTEN | command::CLEAR => {
+            command::FILL => return Ok(Self::Fill(argument)),
+            command::WRITTEN | command::CLEAR | command::ABSENT | command::ZERO => {
                 let memslot = argument as u8;
                 check("the argument", argument, argument == u32::from(memslot))?;
-                return Ok(if number == command::CLEAR { Self::Clear(memslot) } else { Self::Written(memslot) });
+                return Ok(match number {
+                    command::WRITTEN => Self::Written(memslot),
+                    command::CLEAR => Self::Clear(memslot),
+                    command::ABSENT => Self::Absent(memslot),
+                    _ => Self::Zero(memslot),
+                });
             }
             _ => {}
         }

@@ -115,6 +115,14 @@ pub mod command {
     pub const CLEAR: u8 = 17;
     /// Send where a page of a stopped guest is in the machine's memory, and the pages behind it. The argument as for [`READ`].
     pub const FRAMES: u8 = 18;
+    /// Pages of the memslot that is the argument come after the guest has begun.
+    pub const ABSENT: u8 = 19;
+    /// Send which absent pages are needed, as soon as there are any.
+    pub const WANTED: u8 = 20;
+    /// An absent page has come. The argument is its address, divided by 4096.
+    pub const FILL: u8 = 21;
+    /// Absent pages of the memslot that is the argument are zero.
+    pub const ZERO: u8 = 22;
 }
 
 /// Pages in an answer to [`command::FRAMES`].

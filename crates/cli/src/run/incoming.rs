@@ -30,6 +30,7 @@ pub(super) fn command(options: &Options) -> anyhow::Result<ExitCode> {
     if let Some(memory) = options.memory {
         incoming.memory = memory.bytes() + Incoming::BESIDE_RAM;
     }
+    incoming.postcopy = !options.no_postcopy;
     output::line(&format!("waits for a guest at {}", incoming.address()?))?;
     let mut coming = wait(&mut incoming);
     if !options.net.is_empty() {

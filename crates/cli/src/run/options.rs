@@ -120,6 +120,9 @@ pub struct Options {
     /// The owner record of a guest that moves: a file that both sides reach, which says which side runs the guest
     #[arg(long, value_name = "FILE", requires = "incoming")]
     pub owner: Option<PathBuf>,
+    /// Takes no guest whose pages follow it (`twofold migrate --postcopy`)
+    #[arg(long, requires = "incoming")]
+    pub no_postcopy: bool,
     /// Writes the guests' device trees to FILE (NAME.FILE for each, if there are several), and starts nothing
     #[arg(long, value_name = "FILE")]
     pub dtb_dump: Option<PathBuf>,

@@ -52,7 +52,7 @@ pub struct Figures {
 const COUNTS: [&str; 7] =
     ["pages_out", "pages_written", "pages_read", "written_by_faults", "waits", "waited", "announced"];
 /// Those that are so now.
-const NOW: [&str; 4] = ["resident", "limit", "stored", "awaited"];
+const NOW: [&str; 5] = ["resident", "limit", "stored", "awaited", "absent"];
 /// A window is at least this part of a second.
 const SHORTEST: u64 = 10;
 
@@ -71,11 +71,12 @@ impl Counts {
         &self.waits[vcpu]
     }
 
-    /// Those now. `stored`, and what was written and read, are the store's.
+    /// Those now. `stored`, `absent`, and what was written and read, are the store's.
     pub(super) fn figures(
         &self,
         memory: &GuestMemory<EnginePlatform>,
         stored: u64,
+        absent: u64,
         [written, read, by_faults]: [u64; 3],
     ) -> Figures {
         let sum = |of: &dyn Fn(&Waits) -> u64| self.waits.iter().map(of).sum::<u64>();
@@ -83,7 +84,7 @@ impl Counts {
         let (waits, announced) = (sum(&|one| get(&one.count)), sum(&|one| get(&one.announced)));
         Figures {
             counts: [get(&self.out), written, read, by_faults, waits, sum(&|one| one.ticks(time)), announced],
-            now: [usage.data, usage.limit, stored, usage.waiting],
+            now: [usage.data, usage.limit, stored, usage.waiting, absent],
         }
     }
 

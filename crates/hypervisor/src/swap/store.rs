@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The stores that a guest can have, behind one name, and how many pages go to them and come back.
+//! The stores that a guest can have, behind one name, and how many pages go to them and come back. A guest that comes by
+//! post-copy has its source beside its own store, if it has one: a place says where it is.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, WriteRequest};
+use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, WriteRequest};
+use twofold_migration::postcopy::is_at_peer;
 use twofold_stage2::Ipa;
 use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_vmm::memory_store::MemoryStore;
 
 use super::disk_store::DiskStore;
+use super::peer;
 use crate::cpus;
 
 /// A guest's store.
 pub struct Store {
-    kind: Kind,
+    /// `None`: no page leaves.
+    kind: Option<Kind>,
+    peer: Option<peer::Source>,
     counts: Counts,
     /// The CPU on which pages leave now ([`Store::while_pages_leave`]), or [`NOWHERE`].
     leaving_on: AtomicUsize,
@@ -42,13 +47,23 @@ pub enum Kind {
 
 impl Store {
     /// An empty store.
-    pub(super) fn new(kind: Kind) -> Self {
-        Self { kind, counts: Counts::default(), leaving_on: AtomicUsize::new(NOWHERE) }
+    pub(super) fn new(kind: Option<Kind>, peer: Option<peer::Source>) -> Self {
+        Self { kind, peer, counts: Counts::default(), leaving_on: AtomicUsize::new(NOWHERE) }
     }
 
     /// Its kind.
-    pub(super) fn kind(&self) -> &Kind {
-        &self.kind
+    pub(super) fn kind(&self) -> Option<&Kind> {
+        self.kind.as_ref()
+    }
+
+    /// Where the pages are that have not come.
+    pub(super) fn peer(&self) -> Option<&peer::Source> {
+        self.peer.as_ref()
+    }
+
+    /// How many those are.
+    pub(super) fn absent(&self) -> u64 {
+        self.peer.as_ref().map_or(0, |peer| peer.asks().1)
     }
 
     /// The guest's task makes pages leave, on this CPU. There is one task, and nothing interrupts `leave`, so all that this CPU
@@ -69,53 +84,63 @@ impl Store {
     /// Places that hold a page, or are about to.
     pub(super) fn taken(&self) -> u64 {
         match &self.kind {
-            Kind::Memory(store) => store.taken(),
-            Kind::Disk(store) => store.taken(),
+            Some(Kind::Memory(store)) => store.taken(),
+            Some(Kind::Disk(store)) => store.taken(),
+            None => 0,
         }
     }
 
     /// When the next transfer ends; `None` if none is on its way, or a disk's interrupt says so.
     pub(super) fn next_end(&self) -> Option<u64> {
         match &self.kind {
-            Kind::Memory(store) => store.next_end(),
-            Kind::Disk(_) => None,
+            Some(Kind::Memory(store)) => store.next_end(),
+            // The launcher brings what is at the source.
+            Some(Kind::Disk(_)) | None => None,
         }
     }
 
     /// Ends a transfer that is done. Returns whether there was one.
     pub(super) fn end_next(&self, memory: &dyn Completions) -> bool {
         match &self.kind {
-            Kind::Memory(store) => store.end_next(memory),
-            Kind::Disk(store) => store.end_next(memory),
+            Some(Kind::Memory(store)) => store.end_next(memory),
+            Some(Kind::Disk(store)) => store.end_next(memory),
+            None => false,
         }
     }
 
     /// Writes that have failed in a row.
     pub(super) fn failed_writes(&self) -> u32 {
         match &self.kind {
-            Kind::Memory(_) => 0,
-            Kind::Disk(store) => store.failed_writes(),
+            Some(Kind::Disk(store)) => store.failed_writes(),
+            Some(Kind::Memory(_)) | None => 0,
         }
     }
 
     /// Those do not count any more.
     pub(super) fn forget_failed_writes(&self) {
-        if let Kind::Disk(store) = &self.kind {
+        if let Some(Kind::Disk(store)) = &self.kind {
             store.forget_failed_writes();
         }
     }
 
-    fn pages(&self) -> &dyn PageStore {
+    /// Where pages leave to.
+    fn own(&self) -> Option<&dyn PageStore> {
         match &self.kind {
-            Kind::Memory(store) => store,
-            Kind::Disk(store) => &**store,
+            Some(Kind::Memory(store)) => Some(store),
+            Some(Kind::Disk(store)) => Some(&**store),
+            None => None,
         }
+    }
+
+    /// The store that has this place.
+    fn of(&self, place: Place) -> Option<&dyn PageStore> {
+        if is_at_peer(place) { self.peer.as_ref().map(|peer| peer as &dyn PageStore) } else { self.own() }
     }
 }
 
 impl PageStore for Store {
     fn place(&self, page: Ipa) -> Option<Place> {
-        self.pages().place(page)
+        self.own()?.place(page)
     }
 
     fn write(&self, memory: &dyn Completions, request: WriteRequest) {
@@ -123,15 +148,27 @@ impl PageStore for Store {
         if self.leaving_on.load(Ordering::Relaxed) != cpus::current() {
             self.counts.written_by_faults.fetch_add(1, Ordering::Relaxed);
         }
-        self.pages().write(memory, request);
+        match self.own() {
+            Some(store) => store.write(memory, request),
+            None => memory.complete_write(request, Err(StoreError::Ended)),
+        }
     }
 
     fn read(&self, memory: &dyn Completions, request: ReadRequest) {
         self.counts.read.fetch_add(1, Ordering::Relaxed);
-        self.pages().read(memory, request);
+        match self.of(request.place()) {
+            Some(store) => store.read(memory, request),
+            None => memory.complete_read(request, Err(StoreError::Ended)),
+        }
     }
 
     fn discard(&self, place: Place) {
-        self.pages().discard(place);
+        if let Some(store) = self.of(place) {
+            store.discard(place);
+        }
+    }
+
+    fn keeps_what_is_read(&self, place: Place) -> bool {
+        self.of(place).is_some_and(|store| store.keeps_what_is_read(place))
     }
 }

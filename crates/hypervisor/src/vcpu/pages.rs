@@ -30,17 +30,19 @@ pub(super) struct Pages {
     faults: VcpuFaults<GuestMemory<EnginePlatform>>,
     /// What it waits for, if its turn has ended for that.
     wait: Wait,
+    /// Whether the guest was started with a store, and so has this wherever it goes.
+    is_own: bool,
 }
 
 impl Pages {
     /// Those of a vCPU that has asked for nothing.
-    pub(super) fn new(mode: Mode) -> Box<Self> {
-        Box::new(Self { faults: VcpuFaults::new(mode), wait: Wait::Page })
+    pub(super) fn new(swap: &Swap) -> Box<Self> {
+        Box::new(Self { faults: VcpuFaults::new(swap.mode()), wait: Wait::Page, is_own: swap.is_own() })
     }
 
-    /// What travels with the vCPU, which is not in its guest. Its requests stay.
-    pub(super) fn snapshot(&self) -> Snapshot {
-        self.faults.snapshot()
+    /// What travels with the vCPU, which is not in its guest. Its requests stay. `None`: the guest was started without a store.
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        self.is_own.then(|| self.faults.snapshot())
     }
 
     /// Becomes those of a vCPU that comes from elsewhere. On an error nothing has changed.

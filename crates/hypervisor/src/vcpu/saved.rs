@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `registers` | [`Record`]s: the number of the register (u32), its value (u64) |
 //! | `timer` | CNTP_CVAL_EL0 and CNTP_CTL_EL0 (u64 each), where the physical timer is emulated |
-//! | `async-fault` | of a guest with a store: as [`saved`] has it |
+//! | `async-fault` | of a guest that was started with a store: as [`saved`] has it |
 //! | `stolen-time` | as `twofold_devices` has it |
 //!
 //! Invariant: a section that is refused changes nothing.
@@ -48,8 +48,8 @@ impl Vcpu {
         put("registers", &records);
         let timer = [self.own.timers.physical.compare(), self.own.timers.physical.control()].map(u64::to_le_bytes);
         put("timer", timer.as_flattened());
-        if let Some(pages) = &self.own.pages {
-            put("async-fault", &saved::async_fault_bytes(&pages.snapshot()));
+        if let Some(snapshot) = self.own.pages.as_ref().and_then(|pages| pages.snapshot()) {
+            put("async-fault", &saved::async_fault_bytes(&snapshot));
         }
         if let Some(stolen) = self.own.stolen.state() {
             put("stolen-time", &stolen);

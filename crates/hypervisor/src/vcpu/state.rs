@@ -64,7 +64,7 @@ impl Vcpu {
     #[must_use]
     pub fn new(index: usize, entity: EntityId, swap: Option<&Swap>) -> Self {
         let (observer, stolen) = (Observer::vcpu_starts(index), Stolen::new(index, entity));
-        let pages = swap.map(|swap| Pages::new(swap.mode()));
+        let pages = swap.map(Pages::new);
         let own = Own { timers: Timers::default(), waiting: None, observer, power: Power::Off, stolen, pages };
         Self { registers: State::new(0, 0), own }
     }

@@ -24,6 +24,8 @@ pub struct Carried {
     record: bundle::Guest,
     /// What is behind its devices.
     pub devices: HostDevices,
+    /// Whether pages of its RAM come after it has begun.
+    pub postcopy: bool,
 }
 
 impl Carried {
@@ -36,7 +38,7 @@ impl Carried {
         let alone = snapshot::alone(&bundle.path, guest)?;
         let record = snapshot::record(&alone).ok_or(io::ErrorKind::InvalidData)?;
         let devices = bundle.devices.only(&record)?;
-        Ok(Self { bundle: alone, record, devices })
+        Ok(Self { bundle: alone, record, devices, postcopy: false })
     }
 
     /// From the sections that [`sections`](Self::sections) makes.
@@ -48,7 +50,7 @@ impl Carried {
         let record = snapshot::record(&bundle).ok_or("the guest's bundle is none")?;
         let devices =
             serde_json::from_slice(host).map_err(|why| format!("what is behind the guest's devices: {why}"))?;
-        Ok(Self { bundle, record, devices })
+        Ok(Self { bundle, record, devices, postcopy: false })
     }
 
     /// The sections that travel before the pages.
@@ -105,7 +107,7 @@ impl Carried {
     #[must_use]
     pub fn memory(&self) -> u64 {
         let beside = self.hello().memory - self.record.memory.get();
-        let own = swap::machine_memory_of(&self.record.swap, self.record.memory.get());
+        let own = swap::machine_memory_of(&self.record.swap, self.record.memory.get(), self.postcopy);
         own.saturating_add(beside).saturating_add(self.record.test_size.get())
     }
 
@@ -118,6 +120,9 @@ impl Carried {
         let mut bytes = self.bundle.clone();
         if let Ok((header, _)) = Header::mut_from_prefix(&mut bytes) {
             header.flags |= flags::INCOMING;
+            if self.postcopy {
+                header.flags |= flags::POSTCOPY;
+            }
         }
         fs::write(path, &bytes)?;
         Ok(Bundle {

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -125,6 +125,14 @@ fn both(stream: TcpStream) -> io::Result<(Tcp, Tcp)> {
 /// A connection with the traits of a stream.
 #[derive(Debug)]
 pub struct Tcp(TcpStream);
+
+impl Tcp {
+    /// Ends the connection in both directions: whatever waits for it fails.
+    pub(super) fn cut(&self) {
+        // One that has ended already is as wanted.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
 
 impl embedded_io::ErrorType for Tcp {
     type Error = ErrorKind;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use twofold_abi::channel::wire::{COMMANDS_MAX, WrittenWord};
 use twofold_abi::channel::{Command, GuestState, PAGE_SIZE, Reason, Track};
+use twofold_abi::virt::memslot;
 use twofold_memory::dirty::Tracker;
 use twofold_memory::swap::Peeked;
 use twofold_migration::PageSet;
@@ -21,7 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::session::{Answer, Session, SessionError};
 
 /// Commands that a migration sends before it waits for the first one's answer.
-const UNDER_WAY: usize = COMMANDS_MAX - 4;
+pub(super) const UNDER_WAY: usize = COMMANDS_MAX - 4;
 
 /// The memory of a guest that is sent.
 pub(super) struct Source<'a> {
@@ -85,8 +86,21 @@ impl<'a> Source<'a> {
         Ok(accepted(answer)?.content)
     }
 
+    /// Whether the hypervisor has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.session.has_ended()
+    }
+
+    /// Has the hypervisor read a page, which is the next to be read but for those before it.
+    pub(super) fn read_ahead(&self, slot: usize, page: u64) -> Result<(), RamError> {
+        let number = self.number(slot, page)?;
+        let request = self.session.send(Some(self.guest), Command::Read(number)).map_err(failed)?;
+        lock(&self.ahead).asked.push_back((number, request));
+        Ok(())
+    }
+
     /// Takes the answers of pages that are not wanted any more.
-    fn forget(&self) {
+    pub(super) fn forget(&self) {
         let mut ahead = lock(&self.ahead);
         ahead.expected.clear();
         for (_, request) in ahead.asked.drain(..) {
@@ -150,6 +164,11 @@ impl SourceRam for Source<'_> {
             let pages = (0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| word * 64 + bit);
             ahead.expected.extend(pages.filter_map(|page| self.number(slot, page).ok()));
         }
+    }
+
+    /// Flash and stolen time are few pages, and the target's hypervisor writes to some of them by itself.
+    fn precedes(&self, slot: usize) -> bool {
+        self.slots.get(slot).is_some_and(|slot| slot.number != u16::from(memslot::RAM))
     }
 
     fn read(&self, slot: usize, page: u64, bytes: &mut [u8]) -> Result<PageRead<Never>, RamError> {
@@ -272,11 +291,11 @@ pub(super) const MEMORY_MAX: u64 = 63 << 30;
 /// The time after which a hypervisor is asked again that was busy.
 pub(super) const BUSY: Duration = Duration::from_millis(10);
 /// A machine that takes a guest has no other.
-const GUEST: u16 = 0;
+pub(super) const GUEST: u16 = 0;
 /// The size of a page as a power of two.
 pub(super) const SHIFT: u8 = PAGE_SIZE.trailing_zeros() as u8;
 
-fn number(slots: &[Slot], slot: usize, page: u64) -> Result<u32, RamError> {
+pub(super) fn number(slots: &[Slot], slot: usize, page: u64) -> Result<u32, RamError> {
     let found = slots.get(slot).filter(|found| page < found.pages);
     let number = found.and_then(|found| u32::try_from(found.first + page).ok()).filter(|number| *number < 1 << 24);
     number.ok_or(RamError::NoPage { slot, page })
@@ -301,7 +320,7 @@ fn accepted(answer: Result<Answer, SessionError>) -> Result<Answer, RamError> {
     }
 }
 
-fn failed(why: SessionError) -> RamError {
+pub(super) fn failed(why: SessionError) -> RamError {
     RamError::Embedder(why.to_string())
 }
 

@@ -8,10 +8,12 @@
 //! [`record`], a file that both can reach, says which side runs the guest.
 
 pub mod carried;
+pub mod fetch;
 pub mod link;
 mod memory;
 pub mod order;
 pub mod record;
+mod serve;
 pub mod source;
 pub mod target;
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The order to move a guest, from another process of the user ([`socket`](crate::socket)), and what comes of it.
 //!
-//! Invariant: an order that is given up, because its process ends, cancels the move, as far as the guest was not offered.
+//! Invariant: an order that is given up, because its process ends, cancels the move, as far as the guest was not offered. It never
+//! gives up a guest that runs elsewhere.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -18,7 +20,7 @@ use twofold_migration::precopy::Progress;
 
 use super::link;
 use super::record::Record;
-use super::source::{self, Moved, News, Options};
+use super::source::{self, Moved, News, Options, Postcopy};
 use crate::hub::Hub;
 use crate::{interactive, monitor, owner};
 
@@ -39,6 +41,20 @@ pub struct Order {
     pub rounds: u32,
     /// Whether it is stopped after these rounds however much is left.
     pub forced: bool,
+    /// Whether pages of its RAM come after it has changed hands.
+    pub postcopy: Follow,
+}
+
+/// Which pages of a guest's RAM come after it has changed hands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Follow {
+    /// None.
+    #[default]
+    None,
+    /// Those that are left if the rounds do not end.
+    IfNeeded,
+    /// All.
+    All,
 }
 
 /// The names of all trackers.
@@ -67,6 +83,15 @@ pub enum Report {
     },
     /// The guest stands still, and the record does not say which side has it.
     InDoubt(String),
+    /// It runs at the target, and pages have yet to follow.
+    Switched {
+        /// How long it stood still, as this side knows it.
+        stopped: Duration,
+        /// How many pages.
+        left: u64,
+    },
+    /// The link is cut, and pages have yet to follow. It is made again as soon as the target can be reached.
+    Cut(String),
     /// It runs at the target. The last report.
     Moved {
         /// How long it all took.
@@ -81,6 +106,8 @@ pub enum Report {
         last_pages: u64,
         /// Bytes of the stream.
         bytes: u64,
+        /// Pages that were sent after it had changed hands, and those of them that it waited for.
+        after: [u64; 2],
     },
     /// It is here. The last report.
     Stays(String),
@@ -89,11 +116,14 @@ pub enum Report {
 /// Carries an order out, and reports to the process that gave it.
 pub(crate) fn serve(hub: &Arc<Hub>, guest: u16, order: &str, stream: &UnixStream) -> std::io::Result<()> {
     let cancel = Arc::new(Cancel::new());
-    let (mut theirs, ended) = (stream.try_clone()?, Arc::clone(&cancel));
+    let has_switched = Arc::new(AtomicBool::new(false));
+    let (mut theirs, ended, is_away) = (stream.try_clone()?, Arc::clone(&cancel), Arc::clone(&has_switched));
     thread::spawn(move || {
         // The process says nothing more, so this returns when it has gone.
         let _ = theirs.read(&mut [0]);
-        ended.cancel();
+        if !is_away.load(Ordering::Acquire) {
+            ended.cancel();
+        }
     });
     let say = |report: Report| -> std::io::Result<()> {
         let line = serde_json::to_string(&report)?;
@@ -105,6 +135,9 @@ pub(crate) fn serve(hub: &Arc<Hub>, guest: u16, order: &str, stream: &UnixStream
             News::Round(round) => round_of(round),
             News::Stops => return,
             News::InDoubt(why) => Report::InDoubt(why.to_owned()),
+            News::Offered => return has_switched.store(true, Ordering::Release),
+            News::Switched(moved, left) => Report::Switched { stopped: moved.stopped, left },
+            News::Cut(why) => Report::Cut(why.to_owned()),
             News::Moved(moved) => moved_of(moved),
         });
     };
@@ -132,14 +165,31 @@ fn carry_out(
         downtime: order.downtime,
         rounds: order.rounds,
         forced: order.forced,
+        postcopy: match order.postcopy {
+            Follow::None => Postcopy::Off,
+            Follow::IfNeeded => Postcopy::IfNeeded,
+            Follow::All => Postcopy::AtOnce,
+        },
     };
     // Before it is looked whether the guest runs: two moves of one guest would let it run twice.
     let _claim = hub.claim(guest).ok_or(monitor::CLAIMED)?;
     let bundle = hub.bundle().ok_or("this run does not know what its guests were started with")?;
     let name = hub.names().nth(guest.into()).unwrap_or_default();
     let mut news = |news: News<'_>| {
-        if let News::Moved(_) = news {
-            interactive::note(&format!("{name} runs at {} now", options.to));
+        match &news {
+            News::Switched(_, left) => {
+                interactive::note(&format!("{name} runs at {} now, and {left} of its pages follow", options.to));
+            }
+            News::Cut(why) => interactive::note(&format!(
+                "the link by which pages of {name} follow it is cut ({why}). {name} stands still at {} where it needs one. This \
+                 side tries to make the link again",
+                options.to
+            )),
+            News::Moved(moved) if moved.after[0] == 0 => {
+                interactive::note(&format!("{name} runs at {} now", options.to));
+            }
+            News::Moved(_) => interactive::note(&format!("all pages of {name} are at {} now", options.to)),
+            News::Round(_) | News::Stops | News::Offered | News::InDoubt(_) => {}
         }
         report(news);
     };
@@ -155,6 +205,7 @@ fn moved_of(moved: &Moved) -> Report {
         pages: sent.pages,
         last_pages: sent.last_pages,
         bytes: sent.bytes,
+        after: moved.after,
     }
 }
 

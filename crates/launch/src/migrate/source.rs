@@ -12,7 +12,7 @@ use twofold_abi::channel::{Command, GuestState};
 use twofold_memory::dirty::Tracker;
 use twofold_migration::commit::{Embedder, Event, Owner, Ownership, Request, Side, State};
 use twofold_migration::plan::{Throttle, Wanted};
-use twofold_migration::precopy::{self, Postcopy, Precopy, Progress, Sent};
+use twofold_migration::precopy::{self, Precopy, Progress, Sent};
 use twofold_migration::sealed::Key;
 use twofold_migration::stream::Compression;
 use twofold_migration::{Answers, Cancel, Runtime, Section};
@@ -21,10 +21,13 @@ use super::carried::Carried;
 use super::link::{self, LinkError};
 use super::memory;
 use super::record::{Record, RecordError};
+use super::serve::Follow;
 use super::{ASK_AGAIN, Clock, section};
 use crate::bundle::Bundle;
 use crate::saved::sections;
 use crate::session::Session;
+
+pub use twofold_migration::precopy::Postcopy;
 
 /// How a guest is to move.
 #[derive(Clone, Debug)]
@@ -45,6 +48,8 @@ pub struct Options {
     pub rounds: u32,
     /// Whether it is stopped after these rounds however much is left.
     pub forced: bool,
+    /// Whether pages of its RAM come after it has changed hands: none, those that are left if the rounds do not end, or all.
+    pub postcopy: Postcopy,
 }
 
 /// What comes of it meanwhile.
@@ -53,8 +58,14 @@ pub enum News<'a> {
     Round(&'a Progress<'a>),
     /// The guest is about to be stopped for the last round.
     Stops,
+    /// It was offered: it cannot be cancelled any more.
+    Offered,
     /// This side is in doubt, and why the record does not answer.
     InDoubt(&'a str),
+    /// The guest runs elsewhere, and this number of its pages has yet to follow.
+    Switched(&'a Moved, u64),
+    /// The link is cut before all of them have. It is made again as soon as the target can be reached.
+    Cut(&'a str),
     /// The guest runs elsewhere, and is about to end here: its machine may end with it.
     Moved(&'a Moved),
 }
@@ -66,6 +77,8 @@ pub struct Moved {
     pub sent: Sent,
     /// From the time at which the stop of the guest began to the time at which this side learned that it runs elsewhere.
     pub stopped: Duration,
+    /// Pages that were sent after it had changed hands, each time, and those of them that it waited for.
+    pub after: [u64; 2],
 }
 
 /// Why a guest stays.
@@ -94,6 +107,12 @@ pub enum MoveError {
     /// It was offered, and the target has not taken it.
     #[error("the target did not take the guest ({0}); the guest goes on here")]
     TakenBack(String),
+    /// It runs elsewhere, and this side has given up before all of its pages were there.
+    #[error(
+        "the guest is the target's, and this side has given up before all of its pages were there ({0}): it stands still there \
+         where it needs one, and is lost"
+    )]
+    Lost(String),
     /// It was taken back, and does not go on.
     #[error("the target did not take the guest, and it does not go on here: {0}")]
     NotContinued(String),
@@ -105,11 +124,12 @@ pub enum MoveError {
     Ended,
 }
 
-/// Moves guest number `guest`, which `bundle` has started, and ends it here.
+/// Moves guest number `guest`, which `bundle` has started, and ends it here. `cancel` ends this early: the guest stays, unless it
+/// was offered. After a post-copy's switch-over it has an effect only while the link is cut: the guest is given up.
 ///
 /// # Errors
 ///
-/// [`MoveError`]: the guest is here.
+/// [`MoveError`]: the guest is here, but with [`MoveError::Lost`].
 pub fn send(
     session: &Session,
     guest: u16,
@@ -140,9 +160,10 @@ pub fn send(
     let mut side = Side::new(me, State::Running { owned });
     let mut host =
         Host { session, guest, own: &own, record: &options.record, error: None, stopped: None, clock: &clock, news };
+    let (ram, hello) = (memory::Source::new(session, guest, own.slots(), options.tracker), own.hello());
     let precopy = Precopy {
-        ram: &memory::Source::new(session, guest, own.slots(), options.tracker),
-        hello: own.hello(),
+        ram: &ram,
+        hello: hello.clone(),
         wanted: Wanted {
             downtime: options.downtime,
             fixed: options.downtime.min(FIXED) / 2,
@@ -152,12 +173,13 @@ pub fn send(
         },
         limit: None,
         compression: Compression::Lz4,
-        postcopy: Postcopy::Off,
+        postcopy: options.postcopy,
         runtime: &clock,
         cancel,
     };
     let mut answers = Answers::new(reader);
     let offered = precopy.run(vec![writer], Some(&mut answers), &mut side, &mut host)?;
+    (host.news)(News::Offered);
     let why = match answers.taken() {
         Ok(now) => {
             side.raise(Event::Record(now), &mut host);
@@ -180,7 +202,13 @@ pub fn send(
     match side.state() {
         State::Idle { .. } => {
             let stopped = clock.now().saturating_sub(host.stopped.unwrap_or_default());
-            let moved = Moved { sent: offered.sent, stopped };
+            let mut moved = Moved { sent: offered.sent, stopped, after: [0; 2] };
+            if let Some((left, outgoing)) = offered.postcopy {
+                (host.news)(News::Switched(&moved, left.left()));
+                let mut follow = Follow { ram: &ram, hello: &hello, options, left, outgoing, answers };
+                follow.all(&clock, cancel, &mut moved, host.news)?;
+                moved.sent.time = clock.now();
+            }
             (host.news)(News::Moved(&moved));
             host.command(Command::Quit);
             Ok(moved)

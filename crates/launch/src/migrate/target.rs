@@ -9,6 +9,7 @@
 //! | I1 | hands the guest's images over | waits for them ([`Incoming::wait`]) |
 //! | I2 | waits for the machine | starts it, and hands its session over ([`Coming::go_on`]) |
 //! | I3 | writes pages and state, and asks the record for the guest | waits until the guest runs, or does not come |
+//! | I4 | with post-copy, lets the absent pages come ([`fetch`](super::fetch)) | lets the guest run |
 //!
 //! Invariants: the guest runs here only when the record says that this side has it. A target that does not get the guest ends
 //! its machine.
@@ -20,17 +21,20 @@ use std::thread::{self, JoinHandle};
 
 use thiserror::Error;
 use twofold_abi::channel::Command;
+use twofold_abi::channel::wire::{CONTENT_MAX, WrittenWord};
 use twofold_abi::virt::{self, MAX_CPUS};
 use twofold_migration::commit::{Embedder, Event, Owner, Ownership, Request, Side, State};
 use twofold_migration::ram::RamError;
 use twofold_migration::receive::{self, Receive, ReceiveError};
 use twofold_migration::sealed::Key;
 use twofold_migration::stream::{Capabilities, Compression, Hello, Message, Slot, Writer};
-use twofold_migration::{Runtime, Section};
+use twofold_migration::{PageSet, Runtime, Section};
+use zerocopy::IntoBytes;
 
 use super::carried::Carried;
+use super::fetch::{Again, Begin, Fetching};
 use super::link::{self, LinkError};
-use super::memory::{self, SHIFT};
+use super::memory::{self, GUEST, SHIFT};
 use super::record::{Record, in_doubt};
 use super::{ASK_AGAIN, Clock, SECTIONS_MAX, with_head};
 use crate::guest::MEMORY_MAX;
@@ -52,6 +56,8 @@ pub struct Incoming {
     pub record: Record,
     /// The most bytes of memory of a guest.
     pub memory: u64,
+    /// Whether pages of the guest may come after it has begun here.
+    pub postcopy: bool,
     /// For a test that compares the guest's memory.
     pub before_entry: Option<BeforeEntry>,
 }
@@ -87,7 +93,7 @@ pub struct Coming {
     /// What it was started with.
     pub carried: Carried,
     session: Sender<Arc<Session>>,
-    receiver: JoinHandle<Result<(), IncomingError>>,
+    receiver: JoinHandle<Result<Option<Fetching>, IncomingError>>,
 }
 
 impl Incoming {
@@ -101,7 +107,15 @@ impl Incoming {
     /// It is in use, or not this machine's.
     pub fn bind(address: &str, key: Key, record: Record) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address)?;
-        Ok(Self { listener, me: owner::this(), key, record, memory: MEMORY_MAX + Self::BESIDE_RAM, before_entry: None })
+        Ok(Self {
+            listener,
+            me: owner::this(),
+            key,
+            record,
+            memory: MEMORY_MAX + Self::BESIDE_RAM,
+            postcopy: true,
+            before_entry: None,
+        })
     }
 
     /// Where it listens.
@@ -124,8 +138,15 @@ impl Incoming {
         let (images, came) = mpsc::channel();
         let (session, sessions) = mpsc::channel();
         let here = self.capabilities();
-        let (me, record, before_entry) = (self.me, self.record.clone(), self.before_entry.take());
-        let receiver = thread::spawn(move || take(link, here, (me, &record), Stage { images, sessions }, before_entry));
+        let side = Here {
+            me: self.me,
+            record: self.record.clone(),
+            listener: self.listener.try_clone().map_err(LinkError::from)?,
+            key: self.key.clone(),
+            postcopy: self.postcopy,
+            before_entry: self.before_entry.take(),
+        };
+        let receiver = thread::spawn(move || take(link, here, side, Stage { images, sessions }));
         match came.recv() {
             Ok(carried) => Ok(Coming { carried, session, receiver }),
             Err(_) => Err(joined(receiver).err().unwrap_or(IncomingError::NoMachine)),
@@ -145,12 +166,13 @@ impl Incoming {
 }
 
 impl Coming {
-    /// Lets the guest have the machine that was started for it, and waits until it runs there (I2, I3).
+    /// Lets the guest have the machine that was started for it, and waits until it runs there (I2, I3). Returns the pages that
+    /// have yet to come, if it comes by post-copy.
     ///
     /// # Errors
     ///
     /// [`IncomingError`]: it does not run there.
-    pub fn go_on(self, session: &Arc<Session>) -> Result<(), IncomingError> {
+    pub fn go_on(self, session: &Arc<Session>) -> Result<Option<Fetching>, IncomingError> {
         let Self { session: to, receiver, .. } = self;
         // A receiver that has failed says so below.
         let _ = to.send(Arc::clone(session));
@@ -158,7 +180,7 @@ impl Coming {
     }
 }
 
-fn joined(receiver: JoinHandle<Result<(), IncomingError>>) -> Result<(), IncomingError> {
+fn joined<T>(receiver: JoinHandle<Result<T, IncomingError>>) -> Result<T, IncomingError> {
     receiver.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
@@ -168,31 +190,42 @@ struct Stage {
     sessions: Receiver<Arc<Session>>,
 }
 
-/// Receives a guest, and runs it.
+/// This side.
+struct Here {
+    me: Owner,
+    record: Record,
+    listener: TcpListener,
+    key: Key,
+    postcopy: bool,
+    before_entry: Option<BeforeEntry>,
+}
+
+/// Receives a guest, and runs it. Returns the pages that have yet to come.
 fn take(
     (reader, writer): (link::Reader, link::Writer),
     here: Capabilities,
-    (me, record): (Owner, &Record),
+    Here { me, record, listener, key, postcopy, before_entry }: Here,
     stage: Stage,
-    before_entry: Option<BeforeEntry>,
-) -> Result<(), IncomingError> {
+) -> Result<Option<Fetching>, IncomingError> {
     let clock = Clock::new();
     let mut side = Side::new(me, State::START);
     let mut host = Host {
-        record,
+        record: &record,
         stage,
         before_entry,
-        answers: Writer::new(writer, Compression::Off),
+        postcopy: Offered { here: postcopy, ..Offered::default() },
+        answers: Answers::New(writer),
         slots: Vec::new(),
         vcpus: 0,
         images: [const { Vec::new() }; 2],
         memory: None,
         error: None,
     };
-    let receive = Receive { here, sections: SECTIONS_MAX, runtime: &clock };
+    let receive = Receive { here: here.clone(), sections: SECTIONS_MAX, runtime: &clock };
     let received = receive.run(vec![reader], &side, &mut host)?;
     host.check_machine()?;
-    let (mut state, _none_is_absent) = received.take(&mut side, &mut host);
+    let hello = received.hello.clone();
+    let (mut state, absent) = received.take(&mut side, &mut host);
     while let State::InDoubt { .. } = state {
         host.check_machine()?;
         let why = host.error.take().unwrap_or_default();
@@ -201,7 +234,15 @@ fn take(
         state = side.raise(Event::Tick, &mut host);
     }
     match (state, host.error) {
-        (State::Running { .. }, None) => Ok(()),
+        (State::Running { owned }, None) => {
+            let (Some((target, incoming)), Some(memory), Some(answers)) =
+                (absent, host.memory, host.answers.of_absent())
+            else {
+                return Ok(None);
+            };
+            let again = Again { listener, key, here, hello, owned };
+            Ok(Some(Fetching::begin(Begin { session: memory.session, target, incoming, answers, again })))
+        }
         (State::Running { .. }, Some(why)) => Err(IncomingError::NotStarted(why)),
         _ => Err(IncomingError::Lost),
     }
@@ -212,13 +253,59 @@ struct Host<'a> {
     record: &'a Record,
     stage: Stage,
     before_entry: Option<BeforeEntry>,
-    answers: Writer<link::Writer>,
+    postcopy: Offered,
+    answers: Answers,
     slots: Vec<Slot>,
     vcpus: u32,
     /// The bundle, and what is behind the guest's devices, until both are here.
     images: [Vec<u8>; 2],
     memory: Option<Memory>,
     error: Option<String>,
+}
+
+/// Pages that come after the guest has begun.
+#[derive(Default)]
+struct Offered {
+    /// Whether this side takes such a guest.
+    here: bool,
+    /// Whether the guest that comes may be such.
+    there: bool,
+    /// The state of its vCPUs and devices. It refers to memory, so it is restored when the absent pages are absent.
+    state: Vec<Section>,
+}
+
+/// The stream to the source.
+enum Answers {
+    /// Nothing was said yet.
+    New(link::Writer),
+    /// It has the version of the source's.
+    Begun { writer: Box<Writer<link::Writer>>, absent: bool },
+    /// It has no version: it cannot be used.
+    None,
+}
+
+impl Answers {
+    /// Begins the stream, unless it has begun.
+    fn begin(&mut self, absent: bool) -> Option<&mut Writer<link::Writer>> {
+        if let Self::New(_) = self
+            && let Self::New(link) = std::mem::replace(self, Self::None)
+        {
+            let begin = if absent { Writer::with_absent } else { Writer::new };
+            *self = Self::Begun { writer: Box::new(begin(link, Compression::Off)), absent };
+        }
+        match self {
+            Self::Begun { writer, .. } => Some(writer),
+            Self::New(_) | Self::None => None,
+        }
+    }
+
+    /// The stream, if pages may be asked for by it.
+    fn of_absent(self) -> Option<Writer<link::Writer>> {
+        match self {
+            Self::Begun { writer, absent: true } => Some(*writer),
+            _ => None,
+        }
+    }
 }
 
 /// The machine that was started for the guest.
@@ -231,7 +318,8 @@ impl Host<'_> {
     /// Has the machine started (I1, I2).
     fn start(&mut self) -> Result<(), String> {
         let [bundle, host] = std::mem::take(&mut self.images);
-        let carried = Carried::from_sections(bundle, &host)?;
+        let mut carried = Carried::from_sections(bundle, &host)?;
+        carried.postcopy = self.postcopy.there;
         if carried.slots() != self.slots || carried.known().cpus != self.vcpus {
             return Err("the guest's memory and vCPUs are not those of its bundle".to_owned());
         }
@@ -251,6 +339,11 @@ impl Host<'_> {
         Ok(())
     }
 
+    fn restore(&self, section: &Section) -> Result<(), String> {
+        self.command(Command::Restore, &with_head(section))
+            .map_err(|why| format!("section {} {}: {why}", section.name, section.instance))
+    }
+
     /// Whether the guest's machine is still there.
     fn check_machine(&self) -> Result<(), IncomingError> {
         let is_there = self.memory.as_ref().is_some_and(|memory| !memory.session.has_ended());
@@ -265,9 +358,6 @@ impl Host<'_> {
         answer.refusal.map_or(Ok(()), |refusal| Err(refusal.text))
     }
 }
-
-/// A machine that takes a guest has no other.
-const GUEST: u16 = 0;
 
 impl Embedder for Host<'_> {
     fn ask(&mut self, request: Request) -> Option<Ownership> {
@@ -307,11 +397,15 @@ impl receive::Host for Host<'_> {
         Self: 'a;
 
     fn build(&mut self, hello: &Hello, slots: &[Slot], absent: bool) -> Result<(), String> {
-        if absent {
+        self.answers.begin(absent);
+        if absent && !self.postcopy.here {
             return Err(
-                "pages are to come after the guest has changed hands, and this target needs all before".to_owned()
+                "pages are to come after the guest has changed hands (--postcopy), and this target does not take \
+                        such a guest (--no-postcopy)"
+                    .to_owned(),
             );
         }
+        self.postcopy.there = absent;
         (self.slots, self.vcpus) = (slots.to_vec(), hello.vcpus);
         Ok(())
     }
@@ -324,21 +418,42 @@ impl receive::Host for Host<'_> {
             // The last one.
             return if place == 1 { self.start() } else { Ok(()) };
         }
-        self.command(Command::Restore, &with_head(&section))
-            .map_err(|why| format!("section {} {}: {why}", section.name, section.instance))
+        if self.postcopy.there {
+            self.postcopy.state.push(section);
+            return Ok(());
+        }
+        self.restore(&section)
     }
 
     fn ram(&self) -> Result<memory::Place<'_>, RamError> {
         Ok(memory::Place(self.memory.as_ref().map(|memory| &memory.pages)))
     }
 
+    fn absent(&mut self, absent: &PageSet) -> Result<(), String> {
+        let Memory { pages, .. } = self.memory.as_ref().ok_or("there is no machine")?;
+        pages.finish().map_err(|why| why.to_string())?;
+        for (index, slot) in self.slots.iter().enumerate() {
+            let words = absent.words(index).iter().enumerate().filter(|(_, mask)| **mask != 0);
+            let rows: Vec<_> = words
+                .map(|(word, mask)| WrittenWord { first_page: (word as u64 * 64).into(), mask: (*mask).into() })
+                .collect();
+            for rows in rows.chunks(CONTENT_MAX / size_of::<WrittenWord>()) {
+                self.command(Command::Absent(slot.number as u8), rows.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
     fn ready(&mut self) -> Result<(), String> {
         let Memory { pages, .. } = self.memory.as_ref().ok_or("there is no machine")?;
-        pages.finish().map_err(|why| why.to_string())
+        pages.finish().map_err(|why| why.to_string())?;
+        std::mem::take(&mut self.postcopy.state).iter().try_for_each(|section| self.restore(section))
     }
 
     fn answer(&mut self, message: &Message) {
-        // A message that is lost decides nothing.
-        let _ = self.answers.message(message);
+        if let Some(answers) = self.answers.begin(false) {
+            // A message that is lost decides nothing.
+            let _ = answers.message(message);
+        }
     }
 }

@@ -93,7 +93,7 @@ impl<P: Platform> GuestMemory<P> {
         let (Some(swap), Some((slot, ram))) = (self.swap.as_deref(), self.find_ram(page)) else {
             return self.frames().give_data(frame);
         };
-        let keeps = swap.store.keeps_what_is_read();
+        let keeps = swap.store.keeps_what_is_read(place);
         let kept = kept_at(slot, place).filter(|_| keeps);
         let (until, stays) = {
             let mut ram = ram.lock(platform);

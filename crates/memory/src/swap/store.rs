@@ -68,9 +68,10 @@ pub trait PageStore: Send + Sync {
     /// This place is not needed any more. No request for it is in flight.
     fn discard(&self, place: Place);
 
-    /// Whether a place holds its page after it was read. If not, a page that was read stays in memory, and its place is
+    /// Whether this place holds its page after it was read. If not, a page that was read stays in memory, and its place is
     /// [discarded](Self::discard) when it is there: the peer of a post-copy migration sends each page once.
-    fn keeps_what_is_read(&self) -> bool {
+    fn keeps_what_is_read(&self, place: Place) -> bool {
+        let _ = place;
         true
     }
 }
@@ -92,8 +93,8 @@ impl<T: PageStore + ?Sized> PageStore for Arc<T> {
         T::discard(self, place);
     }
 
-    fn keeps_what_is_read(&self) -> bool {
-        T::keeps_what_is_read(self)
+    fn keeps_what_is_read(&self, place: Place) -> bool {
+        T::keeps_what_is_read(self, place)
     }
 }
 

@@ -170,7 +170,7 @@ impl PageStore for Store {
         inner.contents.remove(&place);
     }
 
-    fn keeps_what_is_read(&self) -> bool {
+    fn keeps_what_is_read(&self, _: Place) -> bool {
         !self.get().once
     }
 }

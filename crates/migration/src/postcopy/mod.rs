@@ -46,6 +46,6 @@ mod target;
 
 pub use incoming::{Came, FetchError, Incoming, resume_target};
 pub use outgoing::{Outgoing, ServeError, Served, resume_source};
-pub use peer::{Peer, place_of};
+pub use peer::{Peer, is_at_peer, place_of};
 pub use source::{NoSuchPages, Source};
 pub use target::{Need, Target, TargetState};

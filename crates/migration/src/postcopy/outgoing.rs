@@ -60,6 +60,11 @@ impl<W: Write> Outgoing<W> {
         Self { writer, page: vec![0; 1 << page_shift] }
     }
 
+    /// What the stream is written to.
+    pub fn sink(&self) -> &W {
+        self.writer.sink()
+    }
+
     /// Returns the bytes that were written to the stream so far, those before the guest changed hands included.
     pub fn bytes(&self) -> u64 {
         self.writer.bytes()

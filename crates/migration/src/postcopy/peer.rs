@@ -80,9 +80,14 @@ struct Inner {
 
 type Bytes = [u8; 1 << SHIFT];
 
-/// A page's place at its peer: its number in guest physical memory.
+/// A page's place at its peer: its number in guest physical memory, and a bit that no place of another store has.
 pub const fn place_of(ipa: Ipa) -> Place {
-    Place::new(ipa.raw() >> SHIFT)
+    Place::new(AT_PEER | ipa.raw() >> SHIFT)
+}
+
+/// Whether a place is at a peer: for an embedder whose store is a peer and another store, each for its own places.
+pub const fn is_at_peer(place: Place) -> bool {
+    place.raw() & AT_PEER != 0
 }
 
 impl<P: Platform> Peer<P> {
@@ -111,6 +116,34 @@ impl<P: Platform> Peer<P> {
         }
         self.lock().target = Target::new(&self.slots, absent.clone());
         Ok(())
+    }
+
+    /// Makes one page absent, as [`absent`](Self::absent) does, for an embedder that makes a few at a time, or whose memory
+    /// has another platform. `make` is [`GuestMemory::make_absent`].
+    ///
+    /// # Errors
+    ///
+    /// As [`absent`](Self::absent), but nothing has changed.
+    pub fn absent_page(
+        &self,
+        (slot, page): (usize, u64),
+        make: impl FnOnce(Ipa, Place) -> Result<(), twofold_memory::Error>,
+    ) -> Result<(), RamError> {
+        let ipa = self.ipa(slot, page).ok_or(RamError::NoPage { slot, page })?;
+        make(ipa, place_of(ipa))?;
+        self.lock().target.lacks(slot, page);
+        Ok(())
+    }
+
+    /// Takes the next question to the source: the page of a memslot that something waits for.
+    pub fn next_question(&self) -> Option<(usize, u64)> {
+        self.lock().questions.pop_front()
+    }
+
+    /// Whether there is a question to the source, and how many pages are absent.
+    pub fn asks(&self) -> (bool, u64) {
+        let inner = self.lock();
+        (!inner.questions.is_empty(), inner.target.left())
     }
 
     /// Sends the questions that there are. Returns how many.
@@ -249,8 +282,9 @@ impl<P: Platform> Peer<P> {
 
     /// The memslot's index and the page at a place.
     fn page_at(&self, place: Place) -> Option<(usize, u64)> {
-        let index = self.slots.iter().position(|slot| (slot.first..slot.first + slot.pages).contains(&place.raw()))?;
-        Some((index, place.raw() - self.slots[index].first))
+        let number = place.raw() & !AT_PEER;
+        let index = self.slots.iter().position(|slot| (slot.first..slot.first + slot.pages).contains(&number))?;
+        Some((index, number - self.slots[index].first))
     }
 }
 
@@ -310,7 +344,7 @@ impl<P: Platform + Send + Sync> PageStore for Peer<P> {
         }
     }
 
-    fn keeps_what_is_read(&self) -> bool {
+    fn keeps_what_is_read(&self, _: Place) -> bool {
         false
     }
 }
@@ -323,3 +357,5 @@ fn complete(memory: &dyn Completions, request: ReadRequest, bytes: Option<&Bytes
 
 /// Pages that can be absent have 4 KiB.
 const SHIFT: u32 = 12;
+/// The bit of a place that says that it is at a peer.
+const AT_PEER: u64 = 1 << 63;

@@ -81,6 +81,16 @@ impl Target {
         &self.waits
     }
 
+    /// How many pages are absent.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Notes that a page is absent, too: before the guest's first entry.
+    pub fn lacks(&mut self, slot: usize, page: u64) {
+        self.left += u64::from(self.absent.insert(slot, page));
+    }
+
     /// Notes that a vCPU needs a page.
     pub fn need(&mut self, slot: usize, page: u64) -> Need {
         if !self.absent.contains(slot, page) {

@@ -220,7 +220,7 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
             self.get(&mut pages).map_err(alone)?;
         }
         let none = PageSet::none(self.ram.slots());
-        let (now, later) = if ends { (pages, none) } else { (none, pages) };
+        let (now, later) = if ends { (pages, none) } else { self.divide(pages) };
         self.round(lanes, &now, true)?;
         sent.last_pages = now.count();
         sent.pages += sent.last_pages;
@@ -230,6 +230,17 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
         }
         self.go_on().map_err(alone)?;
         Ok((owned, stopped, later))
+    }
+
+    /// Those pages that are sent while the guest is stopped, and those that are absent.
+    fn divide(&self, mut pages: PageSet) -> (PageSet, PageSet) {
+        let mut now = PageSet::none(self.ram.slots());
+        for slot in (0..self.ram.slots().len()).filter(|slot| self.ram.precedes(*slot)) {
+            let words = pages.words(slot).to_vec();
+            now.change(slot, |all| all.copy_from_slice(&words));
+            pages.change(slot, |all| all.fill(0));
+        }
+        (now, pages)
     }
 
     /// M3 and M4: rounds until the rest fits. It is in `pages` then. Returns false if it never fits, and is to be sent

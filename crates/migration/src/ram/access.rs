@@ -56,6 +56,13 @@ pub trait SourceRam: Sync {
         let _ = (slot, first, pages);
     }
 
+    /// Whether all pages of the memslot are sent before the guest changes hands, also by a post-copy: for memory that the
+    /// target writes to by itself, or that cannot be absent there.
+    fn precedes(&self, slot: usize) -> bool {
+        let _ = slot;
+        false
+    }
+
     /// Reads a page, or begins to: a page in the guest's store is read there, and need not become resident.
     ///
     /// # Errors

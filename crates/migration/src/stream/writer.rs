@@ -75,6 +75,11 @@ impl<W: Write> Writer<W> {
         self.output.bytes
     }
 
+    /// The sink.
+    pub fn sink(&self) -> &W {
+        &self.output.sink
+    }
+
     /// Returns the sink.
     pub fn into_sink(self) -> W {
         self.output.sink

@@ -408,8 +408,8 @@ impl PageStore for Held {
         self.peer.discard(place);
     }
 
-    fn keeps_what_is_read(&self) -> bool {
-        self.peer.keeps_what_is_read()
+    fn keeps_what_is_read(&self, place: twofold_memory::swap::Place) -> bool {
+        self.peer.keeps_what_is_read(place)
     }
 }
 

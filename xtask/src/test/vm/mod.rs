@@ -9,6 +9,7 @@
 //! | [`loaders`], [`typed`] | the image started by U-Boot and by EFI; machines whose console is typed at |
 //! | [`machines`] | what guests are made of, and how they are booted |
 //! | [`moves`] | guests that move while they run |
+//! | [`postcopy`] | guests that move before their memory |
 //! | [`isolation`] | a hostile guest beside one with secrets |
 //! | [`linux`] | Debian's kernel under load, alone and in pairs |
 //! | [`commands`] | commands of a launcher: stop, continue, reset, quit, statistics |
@@ -35,6 +36,7 @@ pub(super) mod linux;
 mod loaders;
 pub(super) mod machines;
 mod moves;
+mod postcopy;
 mod program;
 mod resets;
 mod saved;
@@ -59,6 +61,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     let machines = prepare(workspace, options)?;
     let mut trials = trials(&machines, depth, TESTS);
     trials.extend(self::trials(&machines, depth, moves::TESTS));
+    trials.extend(self::trials(&machines, depth, postcopy::TESTS));
     if depth == Depth::Full {
         trials.extend((1..=PARTS).map(|part| {
             let name = format!("isolation::every_system_register_beside_another_guest_{part:02}_of_{PARTS}");

@@ -183,8 +183,8 @@ impl PageStore for Judged {
         self.peer.discard(place);
     }
 
-    fn keeps_what_is_read(&self) -> bool {
-        self.peer.keeps_what_is_read()
+    fn keeps_what_is_read(&self, place: Place) -> bool {
+        self.peer.keeps_what_is_read(place)
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use twofold_launch::Bundle;
 use twofold_launch::migrate::carried::Carried;
 use twofold_launch::migrate::record::Record;
-use twofold_launch::migrate::source::{self, MoveError, News, Options};
+use twofold_launch::migrate::source::{self, MoveError, News, Options, Postcopy};
 use twofold_launch::migrate::target::Incoming;
 use twofold_memory::dirty::Tracker;
 use twofold_migration::Cancel;
@@ -83,6 +83,7 @@ impl Route<'_> {
             downtime: self.downtime,
             rounds: ROUNDS,
             forced: true,
+            postcopy: Postcopy::Off,
         };
         let (begin, cancel) = (Moment::now(), Cancel::new());
         let (sent, came) = thread::scope(|scope| {
@@ -91,7 +92,12 @@ impl Route<'_> {
                 let sent = source::send(&here.session, GUEST, self.bundle, &options, &cancel, &mut |news| match news {
                     News::Stops => stopped = Some(Moment::now()),
                     News::Round(_) if stop.is_requested() => cancel.cancel(),
-                    News::Round(_) | News::InDoubt(_) | News::Moved(_) => {}
+                    News::Round(_)
+                    | News::Offered
+                    | News::InDoubt(_)
+                    | News::Switched(..)
+                    | News::Cut(_)
+                    | News::Moved(_) => {}
                 });
                 if sent.is_err() {
                     // If it failed before it connected, the target waits for a connection.

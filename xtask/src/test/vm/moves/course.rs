@@ -14,9 +14,12 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use twofold_abi::bundle::flags;
 use twofold_abi::channel::{Command, GuestState};
+use twofold_abi::virt::{RAM_BASE, memslot};
+use twofold_launch::frames::{self, Frame};
+use twofold_launch::migrate::fetch::Fetched;
 use twofold_launch::migrate::link;
 use twofold_launch::migrate::record::Record;
-use twofold_launch::migrate::source::{self, Options};
+use twofold_launch::migrate::source::{self, Options, Postcopy};
 use twofold_launch::migrate::target::{Coming, Incoming};
 use twofold_launch::saved::SavedGuest;
 use twofold_launch::session::Session;
@@ -25,6 +28,7 @@ use twofold_memory::dirty::Tracker;
 use twofold_migration::Cancel;
 use twofold_migration::commit::Owner;
 use twofold_migration::precopy::Sent;
+use twofold_migration::stream::Slot;
 use twofold_workspace::output;
 
 use crate::test::vm::machines::{Clock, Machines};
@@ -52,7 +56,12 @@ pub struct Course<'a> {
     key: &'a Path,
     moves: usize,
     links: Option<&'a dyn Links>,
+    /// With post-copy: sees what each move has fetched after the switch-over.
+    fetched: Option<&'a Fetch<'a>>,
 }
+
+/// Sees what a move has fetched.
+type Fetch<'a> = dyn Fn(&Fetched) -> anyhow::Result<()> + Sync + 'a;
 
 /// What became of a guest on a machine.
 pub enum Stay {
@@ -67,6 +76,19 @@ pub fn moved(machines: &Machines, guest: &GuestSettings, begins: &str, moves: us
     course(machines, guest, begins, moves, None)
 }
 
+/// The same by post-copy: at each switch-over, before the target's first entry, all sections are equal, and all of RAM is absent.
+/// The guest moves again when all pages have come.
+pub fn followed(
+    machines: &Machines,
+    guest: &GuestSettings,
+    begins: &str,
+    moves: usize,
+    links: Option<&dyn Links>,
+    fetched: &Fetch<'_>,
+) -> anyhow::Result<Outcome> {
+    run(machines, guest, begins, moves, (links, Some(fetched)))
+}
+
 pub fn course(
     machines: &Machines,
     guest: &GuestSettings,
@@ -74,11 +96,21 @@ pub fn course(
     moves: usize,
     links: Option<&dyn Links>,
 ) -> anyhow::Result<Outcome> {
+    run(machines, guest, begins, moves, (links, None))
+}
+
+fn run(
+    machines: &Machines,
+    guest: &GuestSettings,
+    begins: &str,
+    moves: usize,
+    (links, fetched): (Option<&dyn Links>, Option<&Fetch<'_>>),
+) -> anyhow::Result<Outcome> {
     let directory = tempfile::tempdir()?;
     let key = key_file(directory.path(), "key", 1)?;
     let bundle = Bundle::write(std::slice::from_ref(guest), &directory.path().join("guest.bundle"))?;
     let record = Record::new(&directory.path().join("owner"));
-    let course = Course { machines, guest, begins, bundle, record, key: &key, moves, links };
+    let course = Course { machines, guest, begins, bundle, record, key: &key, moves, links, fetched };
     match course.stay(0, None)? {
         Stay::Ended(outcome) => Ok(*outcome),
         Stay::NotCome(why) => bail!("{why}"),
@@ -92,15 +124,23 @@ impl Course<'_> {
         if coming.is_some() {
             settings.flags |= flags::INCOMING;
         }
+        if coming.as_ref().is_some_and(|coming| coming.carried.postcopy) {
+            settings.flags |= flags::POSTCOPY;
+        }
         let (outcome, next) = self.machines.driven(vec![settings], Clock::Real, |driver| {
             match coming {
-                Some(coming) => {
-                    if let Err(why) = coming.go_on(&driver.session) {
+                Some(coming) => match coming.go_on(&driver.session) {
+                    Ok(fetching) => {
+                        if let (Some(fetching), Some(see)) = (fetching, self.fetched) {
+                            see(&fetching.wait()?)?;
+                        }
+                    }
+                    Err(why) => {
                         // The target may have ended the guest, and so the machine, already.
                         let _ = driver.session.ask(None, Command::Quit);
                         return Ok(Some(Stay::NotCome(why.to_string())));
                     }
-                }
+                },
                 None if self.begins.is_empty() => _ = driver.session.wait_for(0, 0, GuestState::Running)?,
                 None => while !driver.lines.recv().context("the machine has ended")?.contains(self.begins) {},
             }
@@ -132,12 +172,15 @@ impl Course<'_> {
             downtime: Duration::from_secs(1),
             rounds: 10,
             forced: true,
+            postcopy: if self.fetched.is_some() { Postcopy::AtOnce } else { Postcopy::Off },
         };
         let (source, memory) = (Arc::clone(here), self.guest.memory);
+        let compare = if self.fetched.is_some() { absent } else { compare };
         incoming.before_entry = Some(Box::new(move |target| compare(&source, target, memory)));
+        let cancel = Cancel::new();
         thread::scope(|scope| {
             let sender = scope.spawn(|| {
-                let sent = source::send(here, 0, &self.bundle, &options, &Cancel::new(), &mut |_| ());
+                let sent = source::send(here, 0, &self.bundle, &options, &cancel, &mut |_| ());
                 if sent.is_err() {
                     // It may have failed before it connected: then the target still waits.
                     let _ = TcpStream::connect(to);
@@ -148,16 +191,27 @@ impl Course<'_> {
                 Ok(coming) => scope.spawn(move || self.stay(number + 1, Some(coming))),
                 Err(why) => scope.spawn(move || Ok(Stay::NotCome(why.to_string()))),
             };
+            let next = next.join();
+            if !matches!(next, Ok(Ok(Stay::Ended(_)))) {
+                // A source whose guest is lost would wait for the target.
+                cancel.cancel();
+            }
             let sent = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let next = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            let next = next.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             let links = self.links.filter(|_| between.is_some());
             match (sent, next) {
                 (Ok(sent), Stay::Ended(outcome)) => {
                     let Sent { rounds, pages, last_pages, .. } = sent.sent;
-                    output::remark(&format!(
-                        "{}: {rounds} rounds, {pages} pages, {last_pages} of them in the blackout",
-                        tracker.name()
-                    ));
+                    output::remark(&match sent.after {
+                        [0, _] => format!(
+                            "{}: {rounds} rounds, {pages} pages, {last_pages} of them in the blackout",
+                            tracker.name()
+                        ),
+                        [after, asked] => format!(
+                            "{last_pages} pages in the blackout of {} ms, {after} after it, of which {asked} were asked for",
+                            sent.stopped.as_millis()
+                        ),
+                    });
                     if let Some(links) = links {
                         links.ended(Some(&sent.sent));
                     }
@@ -192,6 +246,22 @@ pub fn compare(source: &Session, target: &Session, memory: u64) -> Result<(), St
         (None, false) => Err("a section differs".to_owned()),
         (None, true) => Ok(()),
     }
+}
+
+/// Compares the sections of a guest that stands still on both sides, and looks that none of its RAM is at the target.
+fn absent(source: &Session, target: &Session, memory: u64) -> Result<(), String> {
+    let sections = |session: &Session| {
+        let answer = session.ask(Some(0), Command::Save).map_err(|why| why.to_string())?;
+        answer.refusal.map_or(Ok(answer.content), |refusal| Err(refusal.text))
+    };
+    if sections(source)? != sections(target)? {
+        return Err("a section differs".to_owned());
+    }
+    let ram = Slot { number: memslot::RAM.into(), read_only: false, first: RAM_BASE >> 12, pages: memory >> 12 };
+    let mut here = 0;
+    let count = |_, frame| here += u64::from(frame != Frame::Absent);
+    frames::for_each(target, 0, &[ram], count).map_err(|why| why.to_string())?;
+    if here == 0 { Ok(()) } else { Err(format!("{here} pages are at the target before it runs")) }
 }
 
 /// A key of this byte.

@@ -6,7 +6,7 @@
 //! | [`course`] | a guest's way over several machines, and the comparison of both sides at each switch-over |
 //! | [`cut`] | links that are cut |
 
-mod course;
+pub(super) mod course;
 mod cut;
 
 use std::io::{BufRead, BufReader};
