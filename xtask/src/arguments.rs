@@ -58,7 +58,7 @@ pub enum Command {
     /// Boots a guest under the hypervisor: installs missing tools, builds, fetches, boots
     #[command(after_help = RUN_EXAMPLES)]
     Run(Box<RunOptions>),
-    /// Runs the suites: host, el2, linux, vm, devices, kvm, proof
+    /// Runs the suites: host, el2, linux, vm, async-fault, migration, devices, kvm, proof
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestOptions),
     /// Checks a trace file: locks, break-before-make, flushes before tables are freed
@@ -283,6 +283,8 @@ pub enum Suite {
     Vm,
     /// Guests with more memory than the machine gives them, and asynchronous page faults
     AsyncFault,
+    /// Linux with Redis, which moves between two hypervisors under load
+    Migration,
     /// Debian on a disk, with a network
     Devices,
     /// Our programs on the KVM of a Linux at EL2, in QEMU; in full, also the cost of that KVM

@@ -27,7 +27,7 @@ pub const END: &str = "end";
 /// The word of Linux's command line with the number of clients of the benchmark.
 pub const CLIENTS: &str = "redis-clients=";
 /// Keys that the benchmark sets, at random, and the bytes of a value.
-pub const KEYS: u64 = 20_000;
+pub const KEYS: u64 = 10_000;
 /// The bytes of a value.
 pub const VALUE: u64 = 1000;
 

@@ -15,6 +15,7 @@ mod heartbeat;
 mod host;
 mod kvm;
 mod linux;
+mod migration;
 mod proof;
 mod replay;
 mod slowest;
@@ -88,6 +89,7 @@ fn run(workspace: &Workspace, suite: Suite, depth: Depth, options: &TestOptions)
         Suite::Linux => linux::run(workspace, depth, options),
         Suite::Vm => vm::run(workspace, depth, options),
         Suite::AsyncFault => async_fault::run(workspace, depth, options),
+        Suite::Migration => migration::run(workspace, depth, options),
         Suite::Devices => devices::run(workspace, depth, options),
         Suite::Kvm => kvm::run(workspace, depth, options),
         Suite::Proof => proof::run(workspace, depth, options),

@@ -97,7 +97,7 @@ pub enum Packed {
 /// What a negative control breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Control {
-    /// A page is sent as it is not: the program that compares the memory must find it
+    /// A page is sent as it is not, or on the hypervisor changed at the target: the program that compares the memory must find it
     Withheld,
     /// The target's process ends in the middle of a stream: the guest must go on at the source
     Dead,

@@ -25,7 +25,7 @@
 //!
 //! Invariant: no test depends on how fast the machine is. What has to happen at set times runs in the deterministic mode.
 
-mod command;
+pub(super) mod command;
 mod commands;
 mod consoles;
 mod disk_errors;

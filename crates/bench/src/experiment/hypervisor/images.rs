@@ -69,21 +69,33 @@ impl LinuxImages {
     ///
     /// A file is missing, and cannot be made.
     pub fn find(directory: Option<&Path>, doing: impl Fn(&str)) -> anyhow::Result<Self> {
-        let [kernel, initrd] = made_by("--linux-bm", ["linux.img", "bm.cpio"], directory, || {
+        let [kernel, initrd] = made_by(&["build", "--linux-bm"], ["linux.img", "bm.cpio"], directory, || {
             doing("making a Linux guest with bm (cargo xtask build --linux-bm)");
         })?;
         Ok(Self { kernel, initrd })
     }
 }
 
-/// The files of this name in `directory`, or those that `cargo xtask build OPTION` makes in this workspace. `doing` is called
+/// The hypervisor as released, of `directory` or of this workspace.
+///
+/// # Errors
+///
+/// It is missing, and cannot be built.
+pub fn released(directory: Option<&Path>, doing: impl Fn(&str)) -> anyhow::Result<PathBuf> {
+    let [image] = made_by(&["build"], ["twofold.img"], directory, || {
+        doing("building the hypervisor's image (cargo xtask build)");
+    })?;
+    Ok(image)
+}
+
+/// The files of this name in `directory`, or those that `cargo xtask` with these words makes in this workspace. `doing` is called
 /// before it makes them.
 ///
 /// # Errors
 ///
 /// A file is missing, and cannot be made.
 pub fn made_by<const N: usize>(
-    option: &str,
+    words: &[&str],
     names: [&str; N],
     directory: Option<&Path>,
     doing: impl Fn(),
@@ -94,12 +106,13 @@ pub fn made_by<const N: usize>(
     let missing = || files.iter().find(|file| !file.is_file());
     if directory.is_none() && missing().is_some() {
         doing();
-        build(&workspace, &["build", option])?;
+        build(&workspace, words)?;
     }
     if let Some(missing) = missing() {
         bail!(
-            "there is no {}: run `cargo xtask build {option}`, or name its directory with --images",
-            missing.display()
+            "there is no {}: run `cargo xtask {}`, or name its directory with --images",
+            missing.display(),
+            words.join(" ")
         );
     }
     Ok(files)

@@ -34,6 +34,8 @@ pub struct Route<'r> {
     pub directory: &'r Path,
     /// The program that compares memory.
     pub program: &'r Path,
+    /// Whether a page is changed at the target before the comparison, which has to find it.
+    pub spoils: bool,
     /// How long the guest may stand still.
     pub downtime: Duration,
 }
@@ -70,6 +72,7 @@ impl Route<'_> {
             slots: Carried::of(self.bundle, GUEST)?.slots(),
             source: (Arc::clone(&here.session), here.memory()),
             target: memory.path(),
+            spoils: self.spoils,
         };
         let (before_entry, found) = judge.before_entry();
         incoming.before_entry = Some(before_entry);

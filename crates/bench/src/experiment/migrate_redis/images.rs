@@ -21,9 +21,10 @@ impl RedisImages {
     ///
     /// A file is missing, and cannot be made.
     pub fn find(directory: Option<&Path>, doing: impl Fn(&str)) -> anyhow::Result<Self> {
-        let [kernel, initrd] = images::made_by("--linux-redis", ["redis-linux.img", "redis.cpio"], directory, || {
-            doing("making a Linux guest with Redis (cargo xtask build --linux-redis)");
-        })?;
+        let [kernel, initrd] =
+            images::made_by(&["build", "--linux-redis"], ["redis-linux.img", "redis.cpio"], directory, || {
+                doing("making a Linux guest with Redis (cargo xtask build --linux-redis)");
+            })?;
         Ok(Self { kernel, initrd })
     }
 }

@@ -5,6 +5,8 @@
 //! ([`compare`](crate::experiment::migrate::compare)). State is compared as the sections that both hypervisors save. The source stands
 //! still then, as the record has not yet said so to it, and keeps all it has.
 
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,6 +34,8 @@ pub struct Judge {
     pub source: (Arc<Session>, PathBuf),
     /// The path of the target's machine's memory.
     pub target: PathBuf,
+    /// Whether a byte of the target is changed before, which has to be found.
+    pub spoils: bool,
 }
 
 /// The guest was the same on both sides.
@@ -66,7 +70,11 @@ impl Judge {
         ensure!(here == there, "a section of the stopped source and the target's differ");
         let lists = [(source.as_ref(), memory, "source"), (target, &self.target, "target")];
         let [source, target] = lists.map(|(session, memory, side)| self.list(session, memory, side));
-        let compared = lists::compare(&self.program, &source?, &target?)?;
+        let [source, target] = [source?, target?];
+        if self.spoils {
+            spoil(&target, &self.target)?;
+        }
+        let compared = lists::compare(&self.program, &source, &target)?;
         ensure!(compared.later == 0, "{} pages have yet to come", compared.later);
         Ok(compared.pages)
     }
@@ -87,6 +95,17 @@ impl Judge {
         lists::write_with(&path, memory, lines.into_iter())?;
         Ok(path)
     }
+}
+
+/// Changes a byte in the middle of the last page that has a frame, by this list.
+fn spoil(list: &Path, memory: &Path) -> anyhow::Result<()> {
+    let lines = fs::read_to_string(list)?;
+    let offset = lines.lines().rev().find_map(|line| u64::from_str_radix(line.split_once(' ')?.1, 16).ok());
+    let offset = offset.context("no page has a frame")? + 2048;
+    let memory = File::options().read(true).write(true).open(memory)?;
+    let mut byte = [0];
+    memory.read_exact_at(&mut byte, offset)?;
+    Ok(memory.write_all_at(&[byte[0] ^ 1], offset)?)
 }
 
 /// The sections of a stopped guest.

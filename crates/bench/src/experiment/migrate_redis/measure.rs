@@ -6,7 +6,7 @@
 
 use std::thread;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use twofold_launch::redis::{KEYS, Redis};
 use twofold_launch::{Bundle, Qemu, machine};
 
@@ -19,7 +19,7 @@ use super::network::Network;
 use super::plan::{Plan, Way};
 use super::watcher::{self, Watcher};
 use crate::experiment::host_clock::Moment;
-use crate::experiment::hypervisor::Images;
+use crate::experiment::hypervisor::images;
 use crate::experiment::progress::Progress;
 use crate::results::Results;
 use crate::stop::Stop;
@@ -34,6 +34,25 @@ struct Guest<'p> {
     benchmark: Benchmark,
     watcher: Watcher,
     hops: u64,
+}
+
+/// Moves the guest once, and changes a page of it at the target before it is compared. Returns how that was noticed.
+///
+/// # Errors
+///
+/// It was not noticed.
+pub fn control(plan: &Plan, progress: &Progress, stop: &Stop) -> anyhow::Result<String> {
+    let network = Network::start(plan.directory())?;
+    let mut guest = Guest::start(plan, &network, progress, stop)?;
+    let way = plan.ways.last().copied().context("no way to move")?;
+    match guest.run(way, stop) {
+        Ok(_) => bail!("{}: nothing was noticed", way.name()),
+        Err(error) => {
+            let error = format!("{error:#}");
+            ensure!(error.contains("1 of ") && error.contains(" pages differ"), "{}: {error}", way.name());
+            Ok(format!("{}: {error}", way.name()))
+        }
+    }
 }
 
 /// Measures the plan. If a signal ends it, the results have the complete turns.
@@ -81,7 +100,7 @@ pub fn results(plan: &Plan, progress: &Progress, stop: &Stop) -> anyhow::Result<
 impl<'p> Guest<'p> {
     fn start(plan: &'p Plan, network: &Network, progress: &Progress, stop: &Stop) -> anyhow::Result<Self> {
         let doing = |what: &str| progress.doing(what);
-        let image = Images::find(plan.images.as_deref(), doing)?.plain;
+        let image = images::released(plan.images.as_deref(), doing)?;
         let RedisImages { kernel, initrd } = RedisImages::find(plan.images.as_deref(), doing)?;
         let Plan { vcpus, memory, clients, .. } = *plan;
         let guest = Redis { kernel: &kernel, initrd: &initrd, vcpus, memory, clients }.guest(network.devices());
@@ -93,8 +112,8 @@ impl<'p> Guest<'p> {
         let watcher = Watcher::start(network.redis())?;
         let mut guest = Self { plan, kind, bundle, host: Some(host), benchmark, watcher, hops: 0 };
         progress.doing("filling Redis");
-        // Each key is missed by one in a hundred of such fillings.
-        guest.benchmark.order(5 * KEYS)?;
+        // Then a twentieth of the keys is still missing.
+        guest.benchmark.order(plan.requests.min(3 * KEYS))?;
         guest.benchmark.wait(stop)?;
         Ok(guest)
     }
@@ -116,6 +135,7 @@ impl<'p> Guest<'p> {
                     bundle: &self.bundle,
                     directory: plan.directory(),
                     program: &plan.program,
+                    spoils: plan.is_control,
                     downtime: plan.downtime,
                 };
                 let here = self.host.take().context("the guest is nowhere")?;

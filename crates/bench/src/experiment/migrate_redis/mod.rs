@@ -28,6 +28,7 @@ use std::process::ExitCode;
 
 use super::progress::Progress;
 use crate::options::MigrateOptions;
+use crate::output;
 use crate::stop::Stop;
 use plan::Plan;
 
@@ -41,6 +42,12 @@ pub fn command(options: &MigrateOptions) -> anyhow::Result<ExitCode> {
     let plan = Plan::of(options)?;
     let stop = Stop::on_signal()?;
     let progress = Progress::new(plan.steps())?;
+    if plan.is_control {
+        let noticed = measure::control(&plan, &progress, &stop)?;
+        drop(progress);
+        output::line(&format!("noticed: {noticed}"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let results = measure::results(&plan, &progress, &stop)?;
     drop(progress);
     plan.files.show(&results)

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use twofold_memory::dirty::Tracker;
 
 use crate::machine;
-use crate::options::{MigrateOptions, Packed};
+use crate::options::{Control, MigrateOptions, Packed};
 use crate::readable;
 use crate::report::Files;
 
@@ -31,6 +31,8 @@ pub struct Plan {
     pub ways: Vec<Way>,
     /// Turns.
     pub moves: u32,
+    /// Whether nothing is measured: a page is changed, which has to be noticed.
+    pub is_control: bool,
     /// How long it may stand still.
     pub downtime: Duration,
     /// The directory of images. `None`: those of this workspace.
@@ -80,7 +82,7 @@ impl Plan {
             ("--settle", options.settle.is_some()),
             ("--seed", options.seed != 1),
             ("--dry-run", options.dry_run),
-            ("--control", options.control.is_some()),
+            ("--control dead", options.control == Some(Control::Dead)),
         ];
         if let Some((option, _)) = is_of_machine.iter().find(|(_, is_given)| *is_given) {
             anyhow::bail!("{option} is for --on machine");
@@ -118,6 +120,7 @@ impl Plan {
             requests,
             ways: [Way::Stay].into_iter().chain(moving).collect(),
             moves: options.moves,
+            is_control: options.control.is_some(),
             downtime: options.downtime.map_or(DOWNTIME, |downtime| downtime.0),
             images: options.images.clone(),
             program: std::env::current_exe().context("this program's own file")?,
@@ -192,7 +195,7 @@ mod tests {
             ("--rate 5", "--rate is for --on machine"),
             ("--sets 5", "--sets is for --on machine"),
             ("--streams 2", "--streams is for"),
-            ("--control dead", "--control is for"),
+            ("--control dead", "--control dead is for"),
             ("--dry-run", "--dry-run is for"),
             ("--memory 64M", "need 128 MiB"),
             ("--memory 200000001", "whole pages"),
