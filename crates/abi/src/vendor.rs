@@ -33,6 +33,9 @@ pub const LOG_STOP: u32 = 0xc600_0013;
 pub const LOG_COALESCE: u32 = 0xc600_0014;
 /// Starts the phase with this index in [`PHASES`] (x1), or none ([`NO_PHASE`]).
 pub const PHASE: u32 = 0xc600_0015;
+/// All pages of the guest's RAM leave to its store, which is one in the machine's memory, before this returns; returns how many
+/// did. Then they are absent, as at the switch-over of a post-copy.
+pub const SWAP_OUT: u32 = 0xc600_0016;
 
 /// Done.
 pub const SUCCESS: i64 = 0;

@@ -58,7 +58,7 @@ pub enum Program<'a> {
     /// `stolen=MILLISECONDS`: compares stolen time with what each vCPU sees.
     Stolen { milliseconds: u64 },
     /// `bm=MILLISECONDS`: tasks of which some fault. `faulters=` and `workers=` are their numbers on each vCPU, `size=` the
-    /// array's. `wrong=` has the kernel break the rules of asynchronous page faults.
+    /// array's. With the word `absent`, all pages are in the store when they begin. `wrong=` has the kernel break the rules of asynchronous page faults.
     Tasks(tasks::Settings),
     /// `nowhere`: starts the second vCPU at an address without RAM.
     Nowhere,
@@ -170,6 +170,7 @@ impl<'a> Program<'a> {
                     size: array(arguments)?,
                     seed: seed(arguments)?,
                     wrong: wrong(arguments)?,
+                    absent: arguments.split_ascii_whitespace().any(|word| word == "absent"),
                 }),
                 "nowhere" => Self::Nowhere,
                 "together" => Self::Together,

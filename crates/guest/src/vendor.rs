@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The vendor calls of a guest that measures ([`twofold_abi::vendor`]); an ordinary guest has no use for them.
 //!
-//! No call changes the guest's memory.
+//! No call changes the content of the guest's memory.
 
 use core::arch::asm;
 
-use twofold_abi::vendor::{LOG_CLEAR, LOG_COALESCE, LOG_GET, LOG_START, LOG_STOP, NO_PHASE, PHASE, PHASES};
+use twofold_abi::vendor::{LOG_CLEAR, LOG_COALESCE, LOG_GET, LOG_START, LOG_STOP, NO_PHASE, PHASE, PHASES, SWAP_OUT};
 
 /// A call returned a negative number.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -39,6 +39,11 @@ pub fn stop_log() -> Result<(), Refused> {
 /// Coalesces pages into blocks, after the log has stopped; returns the number of blocks.
 pub fn coalesce() -> Result<u64, Refused> {
     call("LOG_COALESCE", LOG_COALESCE, [0; 3])
+}
+
+/// Has all pages leave to the store; returns how many did.
+pub fn swap_out() -> Result<u64, Refused> {
+    call("SWAP_OUT", SWAP_OUT, [0; 3])
 }
 
 /// Starts the phase of this name, or none that is counted.

@@ -227,6 +227,25 @@ impl Swap {
         Ok(())
     }
 
+    /// All pages that can leave do so at once, to a store in memory. For a guest that measures itself. Returns how many left;
+    /// `None`: the store is another one.
+    pub(crate) fn swap_out(&self, memory: &GuestMemory<EnginePlatform>) -> Option<u64> {
+        let Some(Kind::Memory(store)) = self.store.kind() else { return None };
+        let delay = store.set_delay(0);
+        let mut left = 0;
+        // An interrupt that is pending ends each call after a page.
+        while let Ok(relief) = self.store.while_pages_leave(|| self.hand.lock().make_room(memory, u64::MAX)) {
+            let pages = relief.freed + relief.started;
+            if pages == 0 && !relief.is_interrupted {
+                break;
+            }
+            left += pages;
+        }
+        store.set_delay(delay);
+        self.counts.left(left);
+        Some(left)
+    }
+
     /// The source of a guest that comes by post-copy, for the pages that have not come.
     pub(crate) fn peer(&self) -> Option<&peer::Source> {
         self.store.peer()
@@ -240,6 +259,11 @@ impl Swap {
     /// What a vCPU does while a page is absent.
     pub(crate) fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// N3: whether the task has given up to make room.
+    pub(crate) fn rests(&self) -> bool {
+        self.rests.load(Ordering::Relaxed)
     }
 
     /// What the scheduler calls the task.

@@ -691,6 +691,10 @@ impl ObservedGuest for Vm {
         Vm::refused(self, why);
     }
 
+    fn swap_out(&self) -> Option<u64> {
+        self.swap()?.swap_out(&self.memory)
+    }
+
     fn power_off(&self) -> ! {
         // An experiment has one guest, so the image ends here.
         self.end(End::PowerOff);

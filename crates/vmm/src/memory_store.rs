@@ -57,9 +57,9 @@ impl<P: Platform> MemoryStore<P> {
         Self { platform, memory, now, delay: AtomicU64::new(0), state: Lock::new(state) }
     }
 
-    /// From now on each transfer takes this long.
-    pub fn set_delay(&self, delay: u64) {
-        self.delay.store(delay, Ordering::Relaxed);
+    /// From now on each transfer takes this long. Returns how long it took before.
+    pub fn set_delay(&self, delay: u64) -> u64 {
+        self.delay.swap(delay, Ordering::Relaxed)
     }
 
     /// When the next transfer ends; `None` if none is on its way.

@@ -27,7 +27,7 @@ use crate::exits::{self, interrupts};
 use crate::memory::{self, Memory, PAGE};
 use crate::random::Random;
 use crate::uart::println;
-use crate::{psci, vcpus};
+use crate::{psci, vcpus, vendor};
 use scheduler::MOST;
 pub use wrong::Wrong;
 
@@ -46,6 +46,8 @@ pub struct Settings {
     pub seed: u64,
     /// What the kernel does that it must not.
     pub wrong: Wrong,
+    /// Whether all pages are absent when the tasks begin.
+    pub absent: bool,
 }
 
 /// Why [`run`] failed.
@@ -55,6 +57,8 @@ pub enum Failure {
     Settings { faulters: u64, workers: u64, vcpus: usize },
     #[error("no {wanted} bytes of RAM are free in one piece: {free} are")]
     NoMemory { wanted: u64, free: u64 },
+    #[error("{0}")]
+    Store(#[from] vendor::Refused),
     #[error("{0}")]
     Interrupts(#[from] exits::Failure),
     #[error("{0}")]
@@ -92,7 +96,7 @@ pub const VCPUS: usize = vcpus::WORKERS + 1;
 
 /// Runs the tasks, and checks what they have written.
 pub fn run(tree: Fdt<'_>, memory: &Memory, settings: &Settings) -> Result<(), Failure> {
-    let Settings { milliseconds, faulters, workers, size, seed, wrong } = *settings;
+    let Settings { milliseconds, faulters, workers, size, seed, wrong, absent } = *settings;
     let (affinities, others) = vcpus::others(tree);
     let vcpus = others + 1;
     let is_possible = (1..MOST as u64).contains(&(faulters + workers)) && faulters * vcpus as u64 <= SLOTS;
@@ -121,6 +125,9 @@ pub fn run(tree: Fdt<'_>, memory: &Memory, settings: &Settings) -> Result<(), Fa
     for page in 0..size / PAGE {
         // SAFETY: a word of free RAM.
         unsafe { memory::write(array + page * PAGE + LAST_WORD, !page) };
+    }
+    if absent {
+        println!("bm: {} pages are absent", vendor::swap_out()?);
     }
     let begin = vcpus::counter();
     END.store(begin + milliseconds * vcpus::frequency() / 1000, Ordering::Relaxed);

@@ -26,6 +26,9 @@ pub trait ObservedGuest {
     /// Records that a call of the guest was refused.
     fn refused(&self, why: fmt::Arguments);
 
+    /// All pages of the guest's RAM leave to its store. Returns how many; `None`: it has no store in memory.
+    fn swap_out(&self) -> Option<u64>;
+
     /// Ends the guest as if it had switched itself off.
     fn power_off(&self) -> !;
 

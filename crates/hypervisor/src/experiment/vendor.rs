@@ -7,6 +7,7 @@
 //! Invariant: no CPU ends the guest while it holds the lock, because the CPU that reports waits for the lock.
 
 use spin::Mutex;
+use twofold_abi::vendor;
 
 use super::log_calls::LogCalls;
 use super::observed_guest::ObservedGuest;
@@ -31,6 +32,9 @@ impl VendorCalls {
     #[inline(never)]
     pub fn call(&self, guest: &impl ObservedGuest, meter: &mut Meter, arguments: [u64; 4]) -> Option<i64> {
         let [function, first, ..] = arguments;
+        if function == vendor::SWAP_OUT.into() {
+            return Some(guest.swap_out().map_or(vendor::NOT_SUPPORTED, |pages| pages as i64));
+        }
         let answer = {
             let State { log, phases } = &mut *self.0.lock();
             phases.call(guest, meter, log, [function, first]).or_else(|| log.call(guest, arguments).map(Ok))

@@ -21,6 +21,7 @@ use twofold_vmm::life::NotNow;
 use zerocopy::FromBytes;
 
 use super::Vm;
+use crate::schedule;
 use crate::swap::peer::{RAM, Source};
 
 /// Why a page is not made absent, or is not taken.
@@ -131,7 +132,12 @@ impl Vm {
     fn came(&self, peer: &Source, page: u64, bytes: Option<&[u8]>) -> Result<Filled, Unfilled> {
         match peer.came(&self.memory, &Came { slot: RAM, page, count: 1, bytes }) {
             Ok(()) => Ok(Filled::Done),
-            Err(RamError::NoFrame { .. }) => Ok(Filled::NoFrame),
+            Err(RamError::NoFrame { slot, page }) => {
+                let room = self.swap().filter(|swap| swap.is_own() && !swap.rests()).map(|swap| swap.task());
+                // This page is in no queue for frames, so nothing else wakes the task.
+                schedule::wake(room.ok_or(RamError::NoFrame { slot, page })?);
+                Ok(Filled::NoFrame)
+            }
             Err(why) => Err(why.into()),
         }
     }
