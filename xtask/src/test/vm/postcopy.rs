@@ -2,22 +2,27 @@
 //! The suite `vm`: guests that move by post-copy. All of their RAM is absent when they go on at the target, and comes when they
 //! need it, or after that.
 
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use twofold_abi::bundle::flags;
 use twofold_launch::GuestSettings;
 use twofold_launch::swap::{Mode, Store, Swap};
+use twofold_migration::precopy::Sent;
 use twofold_workspace::output;
 
 use super::Test;
 use super::machines::{Clock, Machines, figure};
-use super::moves::course::followed;
+use super::moves::course::{Links, followed};
+use super::moves::cut::carry;
 use crate::test::harness::Depth;
 
 pub(super) const TESTS: &[Test] = &[
     ("postcopy::a_watcher_moves_once", Depth::Quick, |machines| watcher(machines, 1)),
     ("postcopy::a_watcher_moves_10_times", Depth::Full, |machines| watcher(machines, 10)),
+    ("postcopy::a_link_is_cut_twice_after_the_switch", Depth::Quick, cut),
     ("postcopy::tasks_that_know_absent_pages_move", Depth::Full, |machines| tasks(machines, 2)),
     ("postcopy::work_while_pages_come", Depth::Quick, work),
     ("postcopy::linux_moves_under_load", Depth::Full, |machines| linux(machines, 3)),
@@ -35,6 +40,51 @@ fn watcher(machines: &Machines, moves: usize) -> anyhow::Result<()> {
     let console = outcome.console.tail(usize::MAX).join("\n");
     ensure!(console.contains("nothing changed"), "{console}");
     Ok(())
+}
+
+/// The link is cut while pages follow the guest, and so is the next one. The guest stands still where it needs a page, and goes on
+/// over the third.
+fn cut(machines: &Machines) -> anyhow::Result<()> {
+    let guest = machines.bare("guest", 2, "watch=8000 moved");
+    let outcome = followed(machines, &guest, "watch: begins", 1, Some(&Relay), &|fetched| {
+        output::remark(&format!("{fetched:?}"));
+        ensure!((fetched.left, fetched.links) == (0, 2), "{fetched:?}");
+        Ok(())
+    })?;
+    let console = outcome.console.tail(usize::MAX).join("\n");
+    ensure!(console.contains("nothing changed"), "{console}");
+    Ok(())
+}
+
+/// Stands on the link, and cuts it twice.
+struct Relay;
+
+/// The bytes after which: behind the guest's images and state, and among its pages.
+const CUTS: [u64; 2] = [700 << 10, 200 << 10];
+
+impl Links for Relay {
+    fn has_more(&self) -> bool {
+        false
+    }
+
+    fn next(&self, to: SocketAddr) -> anyhow::Result<Option<SocketAddr>> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        thread::spawn(move || -> std::io::Result<()> {
+            for limit in CUTS.into_iter().chain([u64::MAX]) {
+                let (source, _) = listener.accept()?;
+                let target = TcpStream::connect(to)?;
+                let answers = (target.try_clone()?, source.try_clone()?);
+                let answers = thread::spawn(move || carry(answers, u64::MAX));
+                carry((source, target), limit);
+                let _ = answers.join();
+            }
+            Ok(())
+        });
+        Ok(Some(address))
+    }
+
+    fn ended(&self, _: Option<&Sent>) {}
 }
 
 /// Debian's Linux moves under load.

@@ -107,7 +107,7 @@ impl Cut {
 }
 
 /// Carries at most `most` bytes in one direction, and then ends the connection in both.
-fn carry((from, to): (TcpStream, TcpStream), most: u64) {
+pub fn carry((from, to): (TcpStream, TcpStream), most: u64) {
     let _ = std::io::copy(&mut (&from).take(most), &mut &to);
     for stream in [from, to] {
         let _ = stream.shutdown(Shutdown::Both);

@@ -7,7 +7,7 @@
 //! | [`cut`] | links that are cut |
 
 pub(super) mod course;
-mod cut;
+pub(super) mod cut;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
