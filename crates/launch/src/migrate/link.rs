@@ -99,11 +99,22 @@ fn digits(text: &str) -> Option<[u8; 32]> {
 /// [`LinkError`].
 pub fn connect(to: &str, key: &Key) -> Result<(Reader, Writer), LinkError> {
     let stream = TcpStream::connect(to).map_err(|why| LinkError::Connect { to: to.to_owned(), why })?;
-    sealed::initiate(both(stream)?, key).map_err(|why| match why {
+    initiate(stream, key).map_err(|why| match why {
         // A target that cannot read the first message says nothing.
-        SealError::Cut | SealError::Link(ErrorKind::ConnectionReset) => LinkError::Refused { to: to.to_owned() },
-        why => why.into(),
+        LinkError::Seal(SealError::Cut | SealError::Link(ErrorKind::ConnectionReset)) => {
+            LinkError::Refused { to: to.to_owned() }
+        }
+        why => why,
     })
+}
+
+/// The source's side of a connection.
+///
+/// # Errors
+///
+/// [`LinkError`].
+pub fn initiate(stream: TcpStream, key: &Key) -> Result<(Reader, Writer), LinkError> {
+    Ok(sealed::initiate(both(stream)?, key)?)
 }
 
 /// The target's side of a connection.

@@ -5,9 +5,15 @@
 //! |---|---|
 //! | [`course`] | a guest's way over several machines, and the comparison of both sides at each switch-over |
 //! | [`cut`] | links that are cut |
+//! | [`killed`] | sides that are killed at a step of the commit |
+//! | [`middle`] | what stands between two sides with their key |
+//! | [`sides`] | the command's two sides |
 
 pub(super) mod course;
 pub(super) mod cut;
+mod killed;
+mod middle;
+mod sides;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -32,6 +38,7 @@ pub(super) const TESTS: &[Test] = &[
     ("moves::tasks_on_absent_pages_move", Depth::Full, |machines| swapped(machines, 2)),
     ("moves::a_link_is_cut_3_times", Depth::Quick, |machines| cut::links(machines, 3)),
     ("moves::a_link_is_cut_50_times", Depth::Full, |machines| cut::links(machines, 50)),
+    ("moves::a_side_is_killed_at_two_steps_of_the_commit", Depth::Full, killed::some),
     ("moves::linux_moves_once_with_each_tracker", Depth::Full, |machines| linux(machines, 5)),
 ];
 
