@@ -13,7 +13,7 @@ use crate::lockless_walk::Locked;
 use crate::pass::{MOST_ENTRIES, Pass};
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::table::ROW;
+use crate::table::{Cell, ROW};
 use crate::tlb::{Changed, Span};
 use crate::{Descriptor, Downgrade, Error, Granule, Ipa, IpaRange, Level, Pending, Stage2};
 
@@ -112,7 +112,9 @@ impl Found {
         if mask == 0 {
             return;
         }
-        self.masks[at / 64] |= u64::from(mask) << (at % 64);
+        if let Some(word) = self.masks.get_mut(at / 64) {
+            *word |= u64::from(mask) << (at % 64);
+        }
     }
 
     /// Calls `to` with the leaves that were found, counted from `first`, and clears them.
@@ -143,10 +145,13 @@ impl<P: Platform, G: Granule> Pass<P, G> for Age<'_> {
         let cells = locked.table.cells(indexes.start, indexes.end);
         if locked.counts.hardware_tracked() > 0 {
             // Hardware may record a write at this moment, so only the one bit is cleared, by a read-modify-write.
-            for (at, index) in indexes.enumerate() {
-                if locked.entry(index).is_accessed() {
-                    locked.table.entry(index).clear(Descriptor::ACCESSED, locked.stage2.platform());
-                    self.found.add(at, 1);
+            for (words, mask) in cells.chunks(64).zip(&mut self.found.masks) {
+                for (at, word) in words.iter().enumerate() {
+                    let cell = Cell::<G>::of(word);
+                    if cell.read().is_accessed() {
+                        cell.clear_bits(Descriptor::ACCESSED, locked.stage2.platform());
+                        *mask |= 1 << at;
+                    }
                 }
             }
             return;
@@ -201,8 +206,10 @@ impl<P: Platform, G: Granule> Pass<P, G> for Clean<'_> {
             let dirty = marked::<{ Descriptor::WRITE }>(cells) & marked::<{ Descriptor::DIRTY_BY_HARDWARE }>(cells);
             let mut left = dirty;
             while left != 0 {
-                let index = indexes.start + number * ROW + left.trailing_zeros() as usize;
-                locked.take_bits(index, Descriptor::WRITE);
+                // Each bit of `dirty` is one of the cells.
+                if let Some(word) = cells.get(left.trailing_zeros() as usize) {
+                    locked.take_bits(Cell::of(word), Descriptor::WRITE);
+                }
                 left &= left - 1;
             }
             if dirty != 0 {

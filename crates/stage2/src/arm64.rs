@@ -7,6 +7,7 @@
 use core::arch::asm;
 use core::ptr::NonNull;
 
+use crate::lines::each_line;
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use crate::{MetadataMap, Pa, TableMetadata};
 
@@ -124,6 +125,15 @@ unsafe impl<M: FrameMap> Platform for Arm64<M> {
     }
 
     #[inline(always)]
+    unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, line: u64) {
+        match operation {
+            Dc::Civac => clean_lines(start, size, line),
+            // SAFETY: promised by the caller.
+            Dc::Zva => each_line(start, size, line, |line| unsafe { self.dc(Dc::Zva, line) }),
+        }
+    }
+
+    #[inline(always)]
     fn ic(&self, operation: Ic, address: usize) {
         match operation {
             // `nomem`: the barriers before and after a run of these order them after stores and before fetches.
@@ -156,4 +166,17 @@ unsafe impl<M: FrameMap> Platform for Arm64<M> {
     fn metadata(&self, pa: Pa) -> &TableMetadata {
         self.frames.metadata(pa)
     }
+
+    /// `ISB`, which is also what `core::hint::spin_loop` executes here. Four instructions, since many operations wait.
+    #[inline(always)]
+    fn pause(&self, yields: u32) {
+        // SAFETY: an `ISB` has no effect on memory.
+        unsafe { asm!("2:", "isb", "subs {0:w}, {0:w}, #1", "b.hi 2b", inout(reg) yields => _, options(nostack)) };
+    }
+}
+
+/// `DC CIVAC` for each line. Out of line: a call takes less time than two lines, and many operations clean.
+#[inline(never)]
+fn clean_lines(start: usize, size: u64, line: u64) {
+    each_line(start, size, line, |line| instruction!("dc civac", line));
 }

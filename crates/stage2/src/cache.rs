@@ -20,7 +20,7 @@
 //!
 //! **Instruction caches** are invalidated when execution is granted, unless `CTR_EL0.DIC` is set.
 
-use crate::lines::each_line;
+use crate::lines::{each_line, lines_in};
 use crate::platform::{Dc, Domain, Ic, Platform};
 use crate::primitive::{self, Ordering, Word};
 use crate::{Attributes, Features, Memory, Pa};
@@ -123,7 +123,7 @@ pub(crate) fn before_execute<P: Platform>(platform: &P, features: &Features, (pa
     // unification is needed: with FEAT_S2FWB data caches are coherent with it (CTR_EL0.IDC), and without it `clean`
     // ran.
     primitive::dsb(platform, Domain::Ish);
-    let lines = size / features.instruction_line;
+    let lines = lines_in(size, features.instruction_line);
     if features.instruction_cache_pipt && lines <= MOST_INSTRUCTION_LINES {
         let start = platform.pointer(pa).addr().get();
         each_line(start, size, features.instruction_line, |line| primitive::ic(platform, Ic::Ivau, line));

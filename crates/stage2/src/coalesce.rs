@@ -135,7 +135,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                 continue;
             }
             let Ok(parent) = self.lock(&location) else { continue }; // C2
-            let entry = parent.entry(location.index);
+            let entry = location.cell.read();
             if !entry.is_table(level) {
                 continue;
             }
@@ -152,7 +152,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                 self.note_memory(attributes.memory);
                 parent.note_other_memory();
             }
-            let Ok(busy) = parent.make_busy(location.index) else { continue }; // C3
+            let Ok(busy) = parent.make_busy(location.cell) else { continue }; // C3
             let _ = self.sequence.count(self.platform());
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true }); // C4
             if other_memory {

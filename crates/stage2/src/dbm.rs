@@ -175,7 +175,7 @@ fn clean_one_by_one<G: Granule>(locked: &mut Locked<'_, impl Platform, G>, index
         // A leaf with DBM keeps it, and its counts do not change. Only S2AP[1] is cleared, if it is set.
         if dbm != 0 && entry.is_hardware_tracked() {
             if entry.is_writable() {
-                cell.clear(Descriptor::WRITE, locked.stage2.platform());
+                cell.clear_bits(Descriptor::WRITE, locked.stage2.platform());
                 span.add(at);
             }
             continue;

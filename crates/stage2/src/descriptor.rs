@@ -196,6 +196,20 @@ impl<G: Granule> Descriptor<G> {
             || !features.forced_write_back && self.is_of(Memory::Normal, features)
     }
 
+    /// The [memory types](Self::memory_type) of leaves that [leave lines](Self::leaves_lines), for a search of many leaves.
+    pub(crate) const fn types_that_leave_lines(features: &Features) -> [u64; 2] {
+        let other = if features.forced_write_back { Memory::NonCacheable } else { Memory::Normal };
+        [
+            memory_bits(Memory::NonCacheable, features) << Descriptor::MEMORY_SHIFT,
+            memory_bits(other, features) << Descriptor::MEMORY_SHIFT,
+        ]
+    }
+
+    /// The bits of the memory type.
+    pub(crate) const fn memory_type(self) -> u64 {
+        self.0 & Descriptor::MEMORY
+    }
+
     const fn is_of(self, memory: Memory, features: &Features) -> bool {
         self.0 & Descriptor::MEMORY == memory_bits(memory, features) << Descriptor::MEMORY_SHIFT
     }

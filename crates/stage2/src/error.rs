@@ -44,6 +44,17 @@ pub enum Error {
         /// The number of bits that the CPU has.
         bits: u32,
     },
+    /// A feature has a value that the architecture does not have (Arm ARM DDI 0487K.a, D23.2): the engine would clean or zero
+    /// too little.
+    #[error(
+        "no CPU has a `{feature}` of {value}: sizes are powers of two, `DC ZVA` zeroes at most 2048 bytes, VMIDs have 8 or 16 bits"
+    )]
+    Feature {
+        /// The field of [`Features`](crate::Features).
+        feature: &'static str,
+        /// Its value.
+        value: u64,
+    },
     /// The root table is not aligned to its size, or too small.
     #[error("the root at {root} must be {size} bytes, aligned to its size")]
     Root {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The CPU's features, as data: read from its ID registers, or set by a test.
 
-use crate::Granule;
 use crate::granule::Format;
+use crate::{Error, Granule};
 
 /// The features of the architecture that the engine's choices depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,6 +211,25 @@ impl Features {
     }
 }
 
+impl Features {
+    /// Checks the values that sizes of maintenance depend on (Arm ARM DDI 0487K.a, D23.2, `CTR_EL0` and `DCZID_EL0`).
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let (data, instructions, zeroed) = (self.data_line, self.instruction_line, self.zero_block);
+        let (feature, value) = if !data.is_power_of_two() {
+            ("data_line", data)
+        } else if !instructions.is_power_of_two() {
+            ("instruction_line", instructions)
+        } else if zeroed != 0 && !(zeroed.is_power_of_two() && (4..=2048).contains(&zeroed)) {
+            ("zero_block", zeroed)
+        } else if self.vmid_bits != 8 && self.vmid_bits != 16 {
+            ("vmid_bits", self.vmid_bits.into())
+        } else {
+            return Ok(());
+        };
+        Err(Error::Feature { feature, value })
+    }
+}
+
 /// The ID field of four bits that starts at `shift`.
 const fn field(register: u64, shift: u32) -> u64 {
     register >> shift & 0xf
@@ -249,6 +268,31 @@ mod tests {
             // A feature that both have is not lost, and a feature that one lacks is not claimed.
             for ((name, all), (a, b)) in common.named().into_iter().zip(a.named().into_iter().map(|one| one.1).zip(b.named().map(|one| one.1))) {
                 prop_assert_eq!(all, a.min(b), "{}", name);
+            }
+        }
+    }
+
+    /// Without the check, nothing would be cleaned by lines of 0 bytes, and not all of a page zeroed by blocks of 48.
+    #[test]
+    fn sizes_that_no_cpu_has_are_refused() {
+        type Change = fn(&mut Features, u64);
+        let changes: [(&str, Change); 4] = [
+            ("data_line", |features, value| features.data_line = value),
+            ("instruction_line", |features, value| features.instruction_line = value),
+            ("zero_block", |features, value| features.zero_block = value),
+            ("vmid_bits", |features, value| features.vmid_bits = value as u32),
+        ];
+        for (name, change) in changes {
+            for value in [0, 1, 2, 3, 4, 8, 16, 48, 64, 2048, 4096, 8192] {
+                let mut features = Features::NONE;
+                change(&mut features, value);
+                let fits = match name {
+                    "vmid_bits" => [8, 16].contains(&value),
+                    "zero_block" => [0, 4, 8, 16, 64, 2048].contains(&value),
+                    _ => value.is_power_of_two(),
+                };
+                let refused = matches!(features.check(), Err(Error::Feature { feature, .. }) if feature == name);
+                assert_eq!((features.check().is_ok(), refused), (fits, !fits), "{name} of {value}");
             }
         }
     }

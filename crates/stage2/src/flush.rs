@@ -219,8 +219,9 @@ impl<P: Platform, G: Granule, R: RemovalWatcher<G>> Flushed<'_, P, R, G> {
     fn free_unlinked(&mut self, tables: &mut impl TableSource<G>) -> u64 {
         let unlinked = core::mem::take(&mut self.unlinked);
         match &mut self.removed {
-            Some(removed) => unlinked.free(self.stage2, tables, removed, self.removal),
-            None => unlinked.free(self.stage2, tables, &mut Unwatched, self.removal),
+            Some(removed) if R::WATCHES => unlinked.free(self.stage2, tables, removed, self.removal),
+            // One function for all that do not watch.
+            _ => unlinked.free(self.stage2, tables, &mut Unwatched, self.removal),
         }
     }
 

@@ -204,7 +204,7 @@ impl<G: Granule> TablePage<G> {
     }
 
     pub(crate) fn zero<P: Platform>(&self, platform: &P) {
-        zero(platform, self.zero_block, self.pa, G::SIZE);
+        zero_tables(platform, self.zero_block, self.pa, G::SIZE);
     }
 
     /// A page that was a table in a tree of this engine.
@@ -237,7 +237,7 @@ impl Root {
     }
 
     pub(crate) fn zero<P: Platform>(&self, platform: &P, features: &Features) {
-        zero(platform, features.zero_block, self.pa, self.size);
+        zero_tables(platform, features.zero_block, self.pa, self.size);
     }
 }
 
@@ -295,6 +295,12 @@ impl<G: Granule, T: TableSource<G> + ?Sized> TableSource<G> for &mut T {
 #[inline(never)]
 fn no_pages(pa: Pa, run: u64, offset: u64, size: u64) -> ! {
     panic!("no pages of {size:#x} bytes {offset:#x} bytes into the run of {run:#x} bytes at {pa}")
+}
+
+/// [`zero`] for tables, which are zeroed seldom.
+#[inline(never)]
+fn zero_tables<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
+    zero(platform, zero_block, pa, size);
 }
 
 /// Zeroes `size` bytes, a multiple of 4 KiB. That is a multiple of every `DC ZVA` block (at most 2 KiB).

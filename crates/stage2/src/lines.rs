@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The lines of a range of memory, for instructions that take one line each.
 
+/// The number of lines of `line` bytes in `size` bytes. No line has 0 bytes ([`Stage2::new`](crate::Stage2::new)), but the
+/// compiler does not know that, and would divide by a path that panics.
+#[inline(always)]
+pub(crate) fn lines_in(size: u64, line: u64) -> u64 {
+    size / line.max(1)
+}
+
 /// Calls `operation` with the address of each line of `line` bytes in the `size` bytes from `start`.
 #[inline(always)]
 pub(crate) fn each_line(start: usize, size: u64, line: u64, operation: impl Fn(usize)) {
-    let (lines, line) = ((size / line) as usize, line as usize);
+    let (lines, line) = (lines_in(size, line) as usize, line as usize);
     let mut at = start;
     let mut one = || {
         operation(at);

@@ -91,6 +91,13 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
     }
 
+    /// [`lockless_walk`](Self::lockless_walk), for an operation that does much else. Inlined everywhere, the walk would be a
+    /// large part of the code.
+    #[inline(never)]
+    pub(crate) fn lockless_walk_out_of_line(&self, ipa: Ipa, level: Level) -> EntryLocation<'_, G> {
+        self.lockless_walk(ipa, level)
+    }
+
     /// One [`lockless_walk`](Self::lockless_walk), whose snapshot of W1 the caller has taken.
     #[inline(always)]
     pub(crate) fn lockless_walk_since(
@@ -99,11 +106,29 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         ipa: Ipa,
         level: Level,
     ) -> Result<EntryLocation<'_, G>, Retry> {
+        let index = (ipa.raw() >> self.geometry().root_shift()) as usize;
+        self.lockless_walk_from((index, self.root().entry(index)), then, ipa, level)
+    }
+
+    /// The index and the cell of `ipa`'s entry in the root; `None` if `ipa` is outside the IPA space.
+    #[inline(always)]
+    pub(crate) fn root_entry(&self, ipa: Ipa) -> Option<(usize, Cell<'_, G>)> {
+        let index = (ipa.raw() >> self.geometry().root_shift()) as usize;
+        Some((index, self.root().get(index)?))
+    }
+
+    /// [`lockless_walk_since`](Self::lockless_walk_since), from `ipa`'s entry in the root.
+    #[inline(always)]
+    pub(crate) fn lockless_walk_from<'a>(
+        &'a self,
+        (mut index, mut cell): (usize, Cell<'a, G>),
+        then: Snapshot,
+        ipa: Ipa,
+        level: Level,
+    ) -> Result<EntryLocation<'a, G>, Retry> {
         let mut at = self.geometry().root_level();
         let mut table = self.root();
         let mut shift = self.geometry().root_shift();
-        let mut index = (ipa.raw() >> shift) as usize;
-        let mut cell = table.entry(index);
         let mut entry = cell.look();
         // No W3 for the root's entry: the root is never unlinked.
         while at < level && entry.is_table(at) {
@@ -206,17 +231,10 @@ impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
         self.metadata.has_other_memory()
     }
 
-    /// Makes an entry valid that was invalid.
+    /// Makes an entry of this table valid that was invalid.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn make(&mut self, index: usize, new: Descriptor<G>) {
-        self.make_in(self.table.entry(index), new);
-    }
-
-    /// [`make`](Self::make), for a caller that has the entry's cell.
-    #[inline(always)]
-    #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn make_in(&mut self, cell: Cell<'_, G>, new: Descriptor<G>) {
+    pub(crate) fn make(&mut self, cell: Cell<'_, G>, new: Descriptor<G>) {
         self.counts += Counts::of(new, self.level);
         cell.write(new);
     }
@@ -258,14 +276,13 @@ impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
     ///
     /// Returns [`Retry`] if the table's count of busy entries is at its maximum.
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn make_busy(mut self, index: usize) -> Result<Busy<'a, P, G>, Retry> {
+    pub(crate) fn make_busy(mut self, cell: Cell<'a, G>) -> Result<Busy<'a, P, G>, Retry> {
         if self.counts.is_as_busy_as_can_be() {
             let platform = self.stage2.platform();
             drop(self);
             platform.pause(1);
             return Err(Retry);
         }
-        let cell = self.table.entry(index);
         let mut old = cell.read();
         // Relaxed: a CPU that reads BUSY retries. No ordering is needed, because it uses nothing else it read.
         if old.is_hardware_tracked() {
@@ -275,14 +292,13 @@ impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
         }
         self.counts -= Counts::of(old, self.level);
         self.counts += Counts::BUSY;
-        Ok(Busy { stage2: self.stage2, table: self.table, level: self.level, index, old })
+        Ok(Busy { stage2: self.stage2, table: self.table, level: self.level, cell, old })
     }
 
     /// Clears bits of a valid leaf by a plain store, which loses a write that hardware records at this moment. Only for
     /// a leaf whose record the caller has already, or does not need.
     #[inline(always)]
-    pub(crate) fn take_bits(&mut self, index: usize, bits: u64) {
-        let cell = self.table.entry(index);
+    pub(crate) fn take_bits(&mut self, cell: Cell<'_, G>, bits: u64) {
         let old = cell.read();
         cell.unrecorded(old);
         cell.set(old.without(bits));
@@ -293,7 +309,7 @@ impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
     /// Clears bits of a valid leaf by a read-modify-write, and returns its last value.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn clear(&mut self, index: usize, bits: u64) -> Descriptor<G> {
-        let old = self.table.entry(index).clear(bits, self.stage2.platform());
+        let old = self.table.entry(index).clear_bits(bits, self.stage2.platform());
         self.counts -= Counts::of(old, self.level);
         self.counts += Counts::of(old.without(bits), self.level);
         old
@@ -391,7 +407,7 @@ pub(crate) struct Busy<'a, P: Platform, G: Granule> {
     stage2: &'a Stage2<P, G>,
     table: Table<'a, G>,
     level: Level,
-    index: usize,
+    cell: Cell<'a, G>,
     /// The last value before the break.
     pub(crate) old: Descriptor<G>,
 }
@@ -401,6 +417,6 @@ impl<P: Platform, G: Granule> Busy<'_, P, G> {
     pub(crate) fn make(self, new: Descriptor<G>) {
         let mut locked = self.stage2.lock_whatever(self.table.pa(), self.table.len(), self.level);
         locked.counts -= Counts::BUSY;
-        locked.make(self.index, new);
+        locked.make(self.cell, new);
     }
 }

@@ -28,11 +28,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     /// The leaf that maps `ipa`, and the location of its entry. Waits while the entry is busy.
     #[inline(always)]
     pub(crate) fn find(&self, ipa: Ipa) -> Option<(EntryLocation<'_, G>, Leaf<G>)> {
-        if ipa >= self.geometry().end() {
-            return None;
-        }
+        let start = self.root_entry(ipa)?;
         loop {
-            let location = self.lockless_walk(ipa, Level::L3);
+            let then = self.sequence.now(); // W1
+            let Ok(location) = self.lockless_walk_from(start, then, ipa, Level::L3) else { continue };
             if !self.is_still_linked(&location) {
                 continue;
             }

@@ -103,7 +103,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                 && let Ok(mut locked) = self.lock(&location)
                 && location.cell.read() == Descriptor::INVALID
             {
-                locked.make_in(location.cell, new);
+                locked.make(location.cell, new);
                 drop(locked);
                 self.publish();
                 return Ok(Mapped::New);
@@ -140,7 +140,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         tables: &mut impl TableSource<G>,
     ) -> Result<Mapped<G>, Error> {
         loop {
-            let location = self.lockless_walk(ipa, level);
+            let location = self.lockless_walk_out_of_line(ipa, level);
             self.check_sample(sample, &location, ipa)?; // M3
             let old = location.entry;
             if old.is_leaf(location.level) {
@@ -182,7 +182,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         maintenance: CacheMaintenance,
     ) -> Result<Mapped<G>, Retry> {
         let mut locked = self.lock(location)?;
-        if !locked.entry(location.index).differs_by_records_only(location.entry) {
+        if !location.cell.read().differs_by_records_only(location.entry) {
             return Err(Retry);
         }
         if OTHER {
@@ -196,12 +196,12 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         // unlocks the table.
         if location.entry == Descriptor::INVALID && (location.level == Level::L3 || !maintenance.is_needed()) {
             cache::before_map(self.platform(), self.features(), (new.address(), span), maintenance);
-            locked.make(location.index, new);
+            locked.make(location.cell, new);
             drop(locked);
             self.publish();
             return Ok(Mapped::New);
         }
-        let busy = locked.make_busy(location.index)?;
+        let busy = locked.make_busy(location.cell)?;
         let old = busy.old;
         let mut maintenance = maintenance;
         if was_there {
@@ -258,25 +258,25 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         let mut location = *found;
         loop {
             if let Ok(mut locked) = self.lock(&location) {
-                let old = locked.entry(location.index);
+                let old = location.cell.read();
                 if location.level != found.level || !old.is_vacant() {
                     return Err(page);
                 }
                 // From here on the page belongs to the tree.
                 if old == Descriptor::INVALID {
-                    locked.make(location.index, new);
+                    locked.make(location.cell, new);
                     drop(locked);
                     self.publish();
                     return Ok(());
                 }
-                if let Ok(busy) = locked.make_busy(location.index) {
+                if let Ok(busy) = locked.make_busy(location.cell) {
                     self.flush_stale(ipa, location.level);
                     busy.make(new);
                     self.publish();
                     return Ok(());
                 }
             }
-            location = self.lockless_walk(ipa, found.level);
+            location = self.lockless_walk_out_of_line(ipa, found.level);
             if self.check_sample(sample, &location, ipa).is_err() {
                 return Err(page);
             }

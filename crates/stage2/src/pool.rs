@@ -30,9 +30,10 @@ impl<S: TableSource<G>, const N: usize, G: Granule> Pool<S, N, G> {
     /// the pool.
     #[inline]
     pub fn top_up(&mut self, pages: usize) -> usize {
-        while self.ready < pages.min(N) {
+        while self.ready < pages {
+            let Some(place) = self.pages.get_mut(self.ready) else { break };
             let Some(page) = self.source.take() else { break };
-            self.pages[self.ready] = Some(page);
+            *place = Some(page);
             self.ready += 1;
         }
         self.ready
@@ -42,13 +43,9 @@ impl<S: TableSource<G>, const N: usize, G: Granule> Pool<S, N, G> {
 impl<S: TableSource<G>, const N: usize, G: Granule> TableSource<G> for Pool<S, N, G> {
     #[inline]
     fn take(&mut self) -> Option<TablePage<G>> {
-        match self.ready.checked_sub(1) {
-            Some(last) => {
-                self.ready = last;
-                self.pages[last].take()
-            }
-            None => self.source.take(),
-        }
+        let Some(last) = self.ready.checked_sub(1) else { return self.source.take() };
+        self.ready = last;
+        self.pages.get_mut(last)?.take()
     }
 
     #[inline]

@@ -15,7 +15,7 @@ use crate::lockless_walk::Locked;
 use crate::pass::Pass;
 use crate::platform::Platform;
 use crate::primitive::{Ordering, Word};
-use crate::table::ROW;
+use crate::table::{Cell, ROW};
 use crate::tlb::{Changed, Span};
 use crate::{Access, Descriptor, Downgrade, Error, Granule, Ipa, IpaRange, Pending, Stage2, TableSource};
 
@@ -94,12 +94,12 @@ impl<P: Platform, G: Granule> Pass<P, G> for WriteProtect {
     fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
         let mut span = Span::default();
         if locked.counts.hardware_tracked() > 0 {
-            for index in indexes.clone() {
-                let old = locked.entry(index);
+            for (at, word) in locked.table.cells(indexes.start, indexes.end).iter().enumerate() {
+                let cell = Cell::of(word);
                 // No entry is busy here, and an invalid entry that is not busy has neither bit set.
-                if old.raw() & WRITES != 0 {
-                    locked.take_bits(index, WRITES);
-                    span.add(index - indexes.start);
+                if cell.read().raw() & WRITES != 0 {
+                    locked.take_bits(cell, WRITES);
+                    span.add(at);
                 }
             }
         } else {

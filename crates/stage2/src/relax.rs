@@ -156,7 +156,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         (ipa, level): (Ipa, Level),
         change: impl Fn(Descriptor<G>) -> Descriptor<G>,
     ) -> Result<Result<(bool, Ipa, Level), Error>, Retry> {
-        let old = locked.entry(location.index);
+        let old = location.cell.read();
         if !old.differs_by_records_only(location.entry) {
             return Err(Retry);
         }
@@ -167,7 +167,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         } else {
             // Broken, and made again with more access only: that needs no invalidation in between (Arm ARM DDI 0487K.a,
             // D8.16.1).
-            let busy = locked.make_busy(location.index)?;
+            let busy = locked.make_busy(location.cell)?;
             self.before_execute(busy.old, level);
             let new = change(busy.old);
             busy.make(new);

@@ -14,10 +14,11 @@ use core::ops::ControlFlow;
 use crate::counts::Counts;
 use crate::lockless_walk::{Busy, EntryLocation, Retry};
 use crate::platform::Platform;
+use crate::sequence::Snapshot;
 use crate::table::Table;
 use crate::tlb::Scope;
 use crate::unlinked::{Look, UnlinkedTable};
-use crate::{Descriptor, Error, Granule, Ipa, IpaRange, Leaf, Level, Stage2, TablePage, TableSource, frame};
+use crate::{Descriptor, Error, Granule, Ipa, IpaRange, Level, Stage2, TablePage, TableSource, frame};
 
 /// What [`Stage2::split`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,8 +121,9 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     fn next_block(&self, from: Ipa, end: Ipa) -> Option<(Ipa, EntryLocation<'_, G>)> {
         let mut at = from;
         while at < end {
-            let root = self.lockless_walk(at, self.geometry().root_level());
-            if let Ok(Some(found)) = self.next_block_in(&root, &mut at, end) {
+            let then = self.sequence.now();
+            let (table, level) = (self.root(), self.geometry().root_level());
+            if let Ok(Some(found)) = self.next_block_in((table, level, then), &mut at, end) {
                 return Some(found);
             }
         }
@@ -130,11 +132,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
 
     fn next_block_in<'a>(
         &'a self,
-        start: &EntryLocation<'a, G>,
+        (table, level, then): (Table<'a, G>, Level, Snapshot),
         at: &mut Ipa,
         end: Ipa,
     ) -> Result<Option<(Ipa, EntryLocation<'a, G>)>, Retry> {
-        let &EntryLocation { table, level, then, .. } = start;
         let Some(below) = level.below() else { return Ok(None) };
         let span = self.geometry().granule().span(level);
         let mut index = self.geometry().index(*at, level);
@@ -146,14 +147,14 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                 return Err(Retry);
             }
             if entry.is_table(level) {
-                if below < Level::L3 && self.may_hold_blocks(entry, below) {
-                    let child = EntryLocation { table: self.table(entry), level: below, ..*start };
-                    if let Some(found) = self.next_block_in(&child, at, end)? {
-                        return Ok(Some(found));
-                    }
+                if below < Level::L3
+                    && self.may_hold_blocks(entry, below)
+                    && let Some(found) = self.next_block_in((self.table(entry), below, then), at, end)?
+                {
+                    return Ok(Some(found));
                 }
             } else if !entry.is_vacant() {
-                return Ok(Some((here, EntryLocation { index, cell, entry, ..*start })));
+                return Ok(Some((here, EntryLocation { table, level, index, cell, entry, then })));
             }
             *at = here + span;
             index += 1;
@@ -184,12 +185,22 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         if ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) {
             return Ok(());
         }
-        while let Some((location, leaf)) = self.find(ipa) {
-            let Leaf { ipa: start, level, .. } = leaf;
-            let (Some(below), false) = (level.below(), start == ipa) else { break };
+        if ipa >= self.geometry().end() {
+            return Ok(());
+        }
+        loop {
+            let location = self.lockless_walk_out_of_line(ipa, Level::L3);
+            if !self.is_still_linked(&location) {
+                continue;
+            }
+            let start = ipa.align_down(self.geometry().granule().span(location.level));
+            let Some(below) = location.level.below().filter(|_| start != ipa) else { return Ok(()) };
+            if location.entry.is_vacant() {
+                return Ok(());
+            }
+            // Also waits while the entry is busy.
             self.split_block(start, &location, below, tables)?;
         }
-        Ok(())
     }
 
     /// Replaces a block with tables down to `level`, or to the next level only if pages are short.
@@ -240,10 +251,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         loop {
             let location = self.lockless_walk(ipa, at);
             let Ok(locked) = self.lock(&location) else { continue };
-            if location.level != at || !locked.entry(location.index).differs_by_records_only(block) {
+            if location.level != at || !location.cell.read().differs_by_records_only(block) {
                 return None;
             }
-            if let Ok(busy) = locked.make_busy(location.index) {
+            if let Ok(busy) = locked.make_busy(location.cell) {
                 return Some(busy);
             }
         }

@@ -47,9 +47,11 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     ///
     /// # Errors
     ///
+    /// * [`Error::Feature`] if a feature has a value that no CPU has.
     /// * [`Error::Vmid`] if the VMID has more bits than the CPU supports.
     /// * [`Error::Root`] if the root is smaller than the geometry needs.
     pub fn new(platform: P, features: Features, geometry: Geometry<G>, vmid: Vmid, root: Root) -> Result<Self, Error> {
+        features.check()?;
         let fits = u32::from(vmid.raw()).checked_shr(features.vmid_bits).unwrap_or(0) == 0;
         if !primitive::check(fits) {
             return Err(Error::Vmid { vmid: vmid.raw(), bits: features.vmid_bits });

@@ -34,7 +34,7 @@ impl<'a, G: Granule> Table<'a, G> {
     ///
     /// # Safety
     ///
-    /// `pa` is a table page or a root, donated for tables, with `entries` entries.
+    /// `pa` is a table page or a root, donated for tables, with `entries` entries. That is a power of two.
     #[inline(always)]
     pub(crate) unsafe fn at<P: Platform>(platform: &'a P, pa: Pa, entries: usize) -> Self {
         let pointer = platform.pointer(pa).cast::<Word>();
@@ -55,15 +55,33 @@ impl<'a, G: Granule> Table<'a, G> {
         self.entries.len()
     }
 
+    /// The entry at `index`, which the caller keeps below the number of entries. A release build would return the first
+    /// entry instead of one that is not there: a program around this crate has no path that panics.
     #[inline(always)]
     pub(crate) fn entry(self, index: usize) -> Cell<'a, G> {
-        Cell(&self.entries[index], PhantomData)
+        debug_assert!(index < self.entries.len(), "a table of {} entries has none at {index}", self.entries.len());
+        let inside = if index < self.entries.len() { index } else { 0 };
+        // SAFETY: `inside` is below the number of entries, which is not 0 (`at`).
+        Cell(unsafe { self.entries.get_unchecked(inside) }, PhantomData)
     }
 
-    /// The entries from `start` up to, but not including, `end`.
+    /// The entry at `index`, if there is one.
+    #[inline(always)]
+    pub(crate) fn get(self, index: usize) -> Option<Cell<'a, G>> {
+        self.entries.get(index).map(|word| Cell(word, PhantomData))
+    }
+
+    /// All entries.
+    #[inline(always)]
+    pub(crate) fn all(self) -> &'a [Word] {
+        self.entries
+    }
+
+    /// The entries from `start` up to, but not including, `end`. None if the table does not have them all.
     #[inline(always)]
     pub(crate) fn cells(self, start: usize, end: usize) -> &'a [Word] {
-        &self.entries[start..end]
+        debug_assert!(start <= end && end <= self.entries.len(), "{start} to {end} of {}", self.entries.len());
+        self.entries.get(start..end).unwrap_or_default()
     }
 
     /// All entries, in rows: a table has a whole number of rows.
@@ -79,7 +97,7 @@ impl<'a, G: Granule> Table<'a, G> {
     #[inline(always)]
     pub(crate) fn fill(self, index: usize, count: usize, first: Descriptor<G>, step: u64) {
         let mut raw = first.raw();
-        for cell in &self.entries[index..index + count] {
+        for cell in self.cells(index, index + count) {
             cell.store(raw, Ordering::Relaxed);
             // The loop over bare words is faster than one over descriptors.
             raw =
@@ -92,7 +110,13 @@ impl<'a, G: Granule> Table<'a, G> {
 #[derive(Clone, Copy)]
 pub(crate) struct Cell<'a, G: Granule>(&'a Word, PhantomData<G>);
 
-impl<G: Granule> Cell<'_, G> {
+impl<'a, G: Granule> Cell<'a, G> {
+    /// One of a table's [`cells`](Table::cells).
+    #[inline(always)]
+    pub(crate) const fn of(word: &'a Word) -> Self {
+        Self(word, PhantomData)
+    }
+
     /// W2: loads the entry for a lockless walk.
     ///
     /// Acquire: a CPU that finds a table sees the entries that were written before it was linked. A CPU that reads the
@@ -145,7 +169,7 @@ impl<G: Granule> Cell<'_, G> {
 
     /// Replaces the entry with one that leads nowhere, and returns its last value, with what hardware added to it.
     ///
-    /// Relaxed, as `clear` and `update` below. The table's lock orders the change for the next CPU that locks it. A
+    /// Relaxed, as `clear_bits` and `update` below. The table's lock orders the change for the next CPU that locks it. A
     /// late walk is ordered by the last store with release: a read-modify-write continues its release sequence.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
@@ -157,7 +181,7 @@ impl<G: Granule> Cell<'_, G> {
     /// Clears `bits`, and returns the entry's last value.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn clear<P: Platform>(self, bits: u64, platform: &P) -> Descriptor<G> {
+    pub(crate) fn clear_bits<P: Platform>(self, bits: u64, platform: &P) -> Descriptor<G> {
         platform.on_atomic();
         Descriptor::from_raw(self.0.fetch_and(!bits, Ordering::Relaxed))
     }

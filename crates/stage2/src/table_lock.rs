@@ -27,6 +27,7 @@ impl TableMetadata {
     /// for every page. A CPU that pauses for longer than the other needs for the rest of a table falls one table
     /// behind, and they do not meet again (`twofold bench engine`: rows `sections` and `pages`).
     #[cold]
+    #[inline(never)]
     #[cfg_attr(feature = "checked", track_caller)]
     fn lock_slowly<P: Platform>(&self, platform: &P) -> Counts {
         loop {

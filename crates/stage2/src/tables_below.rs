@@ -26,6 +26,7 @@ use crate::lockless_walk::{Locked, Retry};
 use crate::platform::Platform;
 use crate::primitive;
 use crate::sequence::Snapshot;
+use crate::table::Cell;
 use crate::{Granule, Level, Pa, Stage2};
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
@@ -42,7 +43,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     #[cfg_attr(feature = "checked", track_caller)]
     fn wait_below(&self, locked: &Locked<'_, P, G>) {
         primitive::step!(());
-        locked.tables_below().for_each(|(table, level)| drop(self.lock_quiet(table, level)));
+        // Most tables lead to pages, and have no table below.
+        if locked.counts.tables() > 0 {
+            locked.tables_below().for_each(|(table, level)| drop(self.lock_quiet(table, level)));
+        }
     }
 
     /// Locks all tables below a locked table, until the result is dropped. There may be none.
@@ -113,7 +117,7 @@ impl<P: Platform, G: Granule> Drop for HeldBelow<'_, P, G> {
 impl<P: Platform, G: Granule> Locked<'_, P, G> {
     /// The tables that this table's entries lead to, with their level.
     fn tables_below(&self) -> impl Iterator<Item = (Pa, Level)> {
-        let entries = (0..self.table.len()).map(|index| self.entry(index));
+        let entries = self.table.all().iter().map(|word| Cell::<G>::of(word).read());
         let tables = (0..self.counts.tables()).zip(entries.filter(|entry| entry.is_table(self.level)));
         tables.filter_map(|(_, table)| Some((table.address(), self.level.below()?)))
     }

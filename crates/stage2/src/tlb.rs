@@ -156,10 +156,12 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
         let p = self.platform;
         if singles == 1 || (!self.features.tlbi_range && singles <= MOST_SINGLES) {
             self.by_ipa(|| {
-                let mut ipa = scope.range.start;
-                while ipa < scope.range.end {
-                    self.single(ipa, level, scope.tables);
-                    ipa = ipa + step;
+                let operation = if scope.tables { Tlbi::Ipas2E1Is } else { Tlbi::Ipas2Le1Is };
+                let mut operand = single_operand(scope.range.start, self.hint(level), granule);
+                for _ in 0..singles {
+                    primitive::tlbi(p, operation, operand);
+                    // The operand holds the address in units of 4 KiB.
+                    operand += step >> 12;
                 }
             });
         } else if self.features.tlbi_range && pages <= MOST_RANGED_PAGES {

@@ -81,8 +81,7 @@ impl Chain {
         let mut freed = 0;
         for link in self.links(stage2) {
             freed += if R::WATCHES || cleans {
-                let mut leaf = |leaf| removed.leaf(Broken::new(leaf, removal));
-                stage2.free_tree(link, Look::Everywhere { cleans }, tables, &mut leaf)
+                stage2.free_and_report(link, cleans, tables, (removed, removal))
             } else {
                 stage2.free_tree(link, Look::Nowhere, tables, &mut |_| ())
             };
@@ -133,6 +132,21 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         freed + self.free_table(link, look, tables, leaf)
     }
 
+    /// Frees an unlinked table and the tables below it, and reports each leaf of them.
+    ///
+    /// Nearly all of the work is for the leaves, so one function for all sources of pages is fast enough, and smaller.
+    #[inline(never)]
+    fn free_and_report<R: RemovalWatcher<G>>(
+        &self,
+        link: UnlinkedTable,
+        cleans: bool,
+        mut tables: &mut dyn TableSource<G>,
+        (removed, removal): (&mut R, RemovalId),
+    ) -> u64 {
+        let mut leaf = |leaf| removed.leaf(Broken::new(leaf, removal));
+        self.free_tree(link, Look::Everywhere { cleans }, &mut tables, &mut leaf)
+    }
+
     /// Frees one table, as [`free_tree`](Self::free_tree) does; returns 1.
     #[inline(always)]
     fn free_table(
@@ -148,7 +162,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             Look::Everywhere { cleans } => {
                 if cleans {
                     let table = self.table(Descriptor::table(pa));
-                    self.clean_leaves(table, level, |leaf| leaf.leaves_lines(self.features()));
+                    let types = Descriptor::<G>::types_that_leave_lines(self.features());
+                    self.clean_leaves(table, level, |leaf| types.contains(&leaf.memory_type()));
                 }
                 true
             }
@@ -190,11 +205,12 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 
     /// Cleans and invalidates the memory of the leaves of a table that are `wanted`.
+    #[inline(never)]
     fn clean_leaves(&self, table: Table<'_, G>, level: Level, wanted: impl Fn(Descriptor<G>) -> bool) {
         let span = self.geometry().granule().span(level);
         let mut cleaned = false;
-        for row in table.rows() {
-            for descriptor in row.each_ref().map(|cell| Descriptor::from_raw(cell.load(Ordering::Relaxed))) {
+        for few in table.all().as_chunks::<4>().0 {
+            for descriptor in few.each_ref().map(|cell| Descriptor::from_raw(cell.load(Ordering::Relaxed))) {
                 if descriptor.is_leaf(level) && wanted(descriptor) {
                     cache::clean_lines(self.platform(), self.features(), descriptor.address(), span);
                     cleaned = true;
@@ -207,6 +223,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 
     /// Cleans the memory of a leaf that was removed alone, if it needs that, and then reports the leaf.
+    #[inline(never)]
     pub(crate) fn report_removed<R: RemovalWatcher<G>>(&self, leaf: Leaf<G>, removed: &mut R, removal: RemovalId) {
         if leaf.descriptor.leaves_lines(self.features()) {
             let size = self.geometry().granule().span(leaf.level);

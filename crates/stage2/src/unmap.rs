@@ -19,7 +19,7 @@ use crate::lockless_walk::{Locked, Retry};
 use crate::platform::Platform;
 use crate::removal::{Broken, RemovalId, RemovalWatcher};
 use crate::sequence::Snapshot;
-use crate::table::Table;
+use crate::table::{Cell, Table};
 use crate::tlb::{Changed, Scope, Span};
 use crate::unlinked::{Chain, UnlinkedTable};
 use crate::{Descriptor, Error, Freed, Granule, Ipa, IpaRange, Leaf, Level, Pending, Root, Stage2, TableSource};
@@ -178,14 +178,15 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
                 Some(below) if entry.is_table(level) => {
                     let part = *at..next.min(end);
                     // A table of level 1 is unlinked only when it is empty: with its content, U4 would take too long.
+                    let cell = table.entry(index);
                     if part == (here..next) && below > Level::L1 {
-                        self.unlink((table, level, index), here, &part, false, then)?;
+                        self.unlink((table, level, cell), here, &part, false, then)?;
                     } else {
                         self.table(self.stage2.table(entry), below, then, at, end)?;
                         // If another CPU gets in the way, the retry starts at this part again, so the table is not left
                         // behind.
                         *at = part.start;
-                        self.unlink((table, level, index), here, &part, true, then)?;
+                        self.unlink((table, level, cell), here, &part, true, then)?;
                     }
                     *at = next;
                 }
@@ -206,7 +207,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
     /// entries left. `part` is the unmapped part of what the table maps.
     fn unlink(
         &mut self,
-        (table, level, index): (Table<'_, G>, Level, usize),
+        (table, level, cell): (Table<'_, G>, Level, Cell<'_, G>),
         here: Ipa,
         part: &IpaRange,
         if_empty: bool,
@@ -215,7 +216,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         let stage2 = self.stage2;
         let Some(below) = level.below() else { return Ok(()) };
         if if_empty {
-            let entry = table.entry(index).look();
+            let entry = cell.look();
             if !stage2.sequence.is_still(*then) || !entry.is_table(level) {
                 return Err(Retry);
             }
@@ -225,7 +226,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
             }
         }
         let mut parent = stage2.lock_table(table.pa(), table.len(), level, *then)?;
-        let entry = parent.entry(index);
+        let entry = cell.read();
         if !entry.is_table(level) {
             return Err(Retry);
         }
@@ -235,7 +236,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         if if_empty && child.counts.live() > 0 {
             return Ok(());
         }
-        parent.take_unrecorded(index);
+        parent.take_unrecorded_in(cell, entry);
         let before = stage2.finish_unlink(child);
         drop(parent);
         self.changed.table(part.clone());
@@ -250,6 +251,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
     }
 
     /// Breaks the leaves from `index` on, up to the next table, the end of this table, or `end`.
+    #[inline(never)] // a table that is unlinked as a whole has no use for its registers
     fn leaves(
         &mut self,
         (table, level, index): (Table<'_, G>, Level, usize),
@@ -325,13 +327,16 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         let mut old = [Descriptor::INVALID; BATCH];
         let mut span = Span::default();
         let mut done = indexes.start;
-        while done < indexes.end && !locked.entry(done).is_table(level) {
+        for ((number, old), _) in old.iter_mut().enumerate().zip(indexes.clone()) {
             let entry = locked.entry(done);
-            if entry.is_valid() && self.is_inside(first, done - indexes.start, level) {
-                old[done - indexes.start] = locked.take(done);
-                span.add(done - indexes.start);
+            if entry.is_table(level) {
+                break;
+            }
+            if entry.is_valid() && self.is_inside(first, number, level) {
+                *old = locked.take(done);
+                span.add(number);
             } else if entry == Descriptor::STALE {
-                self.stale(first, done - indexes.start, level);
+                self.stale(first, number, level);
             }
             done += 1;
         }
@@ -344,7 +349,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         } else {
             self.changed.leaves(range, level);
         }
-        for (number, descriptor) in old.into_iter().enumerate().filter(|(_, old)| old.is_valid()) {
+        for (number, &descriptor) in old.iter().enumerate().filter(|(_, old)| old.is_valid()) {
             let ipa = first + ((number as u64) << shift);
             stage2.report_removed(Leaf { ipa, level, descriptor }, &mut self.removed, self.removal);
         }

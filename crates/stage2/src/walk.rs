@@ -20,7 +20,7 @@
 use crate::lockless_walk::Retry;
 use crate::platform::Platform;
 use crate::sequence::Snapshot;
-use crate::table::Table;
+use crate::table::{Cell, Table};
 use crate::{Descriptor, Error, Granule, Ipa, IpaRange, Kib4, Level, Levels, Stage2};
 
 /// The callbacks of a walk.
@@ -146,23 +146,23 @@ impl<P: Platform, G: Granule, V: Visitor<G>> Walk<'_, '_, P, G, V> {
     fn table(&mut self, table: Table<'_, G>, level: Level, then: Snapshot) -> Result<(), Stop<V::Error>> {
         let mut index = self.stage2.geometry().index(self.at, level);
         while index < table.len() && self.at < self.end {
-            self.entry(table, index, level, then)?;
+            self.entry(table.entry(index), level, then)?;
             index += 1;
         }
         Ok(())
     }
 
     #[inline]
-    fn entry(&mut self, table: Table<'_, G>, index: usize, level: Level, then: Snapshot) -> Result<(), Stop<V::Error>> {
+    fn entry(&mut self, cell: Cell<'_, G>, level: Level, then: Snapshot) -> Result<(), Stop<V::Error>> {
         let (stage2, number) = (self.stage2, usize::from(level.raw()));
         let span = stage2.geometry().granule().span(level);
         let ipa = self.at.align_down(span);
         let read = || {
-            let mut descriptor = table.entry(index).look();
+            let mut descriptor = cell.look();
             // A busy entry is neither mapped nor invalid: wait for its new value.
             while descriptor == Descriptor::BUSY && stage2.sequence.is_still(then) {
                 stage2.platform().pause(1);
-                descriptor = table.entry(index).look();
+                descriptor = cell.look();
             }
             if stage2.sequence.is_still(then) { Ok(descriptor) } else { Err(Stop::Retry) }
         };

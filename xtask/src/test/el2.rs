@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite `el2`: the tests in the image `el2-tests`, each in a QEMU of its own, and the guests of `guests.rs`
-//! and `replay.rs`.
+//! The suite `el2`: the tests in the image `el2-tests`, each in a QEMU of its own, the program of
+//! `tools/embedded`, and the guests of `guests.rs` and `replay.rs`.
 //!
 //! The image lists its tests if its command line is `list`, and runs one test for `run=NAME`. Invariant: a test passes
 //! only if both QEMU's exit status and the image's own output report it.
@@ -19,7 +19,7 @@ use twofold_launch::{Launch, Loaded, Machine, Outcome, Qemu, Test, Verdict, mach
 use twofold_workspace::{Workspace, build, install, output};
 
 use super::harness::{Depth, Tally, harness, trial};
-use super::{guests, replay};
+use super::{embedded, guests, replay};
 use crate::arguments::TestOptions;
 
 /// Runs the suite on the CPU with all features; in full, on each of [`CPUS`].
@@ -41,6 +41,8 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
             trials.push(trial(&name, judge).with_kind(cpu.split(',').next().unwrap_or(cpu)));
         }
     }
+    let cpus = if depth == Depth::Full { &CPUS[..] } else { &CPUS[..1] };
+    trials.extend(cpus.iter().map(|cpu| embedded::runs(workspace, qemu.program().to_owned(), cpu)));
     trials.extend(guests::trials(workspace, &qemu, depth));
     trials.extend(replay::trials(workspace, &qemu, depth));
     harness(trials, PARALLEL, options)

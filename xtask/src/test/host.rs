@@ -11,6 +11,7 @@ use libtest_mimic::{Failed, Trial};
 use twofold_workspace::{Workspace, build, install, subprocess};
 
 use super::cargo::{cargo, machine, step};
+use super::embedded;
 use super::harness::{Depth, Tally, harness, trial};
 use crate::arguments::TestOptions;
 
@@ -48,6 +49,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         counted("strict_machine", machine(cargo(workspace, &["test", "--no-fail-fast"]), strict), &inner),
         counted("unit_tests", cargo(workspace, &["test", "--no-fail-fast"]), &inner),
     ];
+    steps.extend(embedded::trials(workspace));
     if depth == Depth::Full {
         let mut thorough = cargo(workspace, &["test", "--release", "--no-fail-fast"]);
         thorough.env("PROPTEST_CASES", "4096");

@@ -9,6 +9,7 @@ mod async_fault;
 mod cargo;
 mod devices;
 mod el2;
+mod embedded;
 mod guests;
 mod harness;
 mod heartbeat;

@@ -250,7 +250,8 @@ fn a_vmid_has_to_fit() {
         Stage2::new(host, features, geometry, Vmid::new(vmid), root).map(drop)
     };
     assert_eq!((build(0xff, 8), build(0x100, 16), build(0xffff, 16)), (Ok(()), Ok(()), Ok(())));
-    assert_eq!(build(0xffff, 32), Ok(()), "more bits than a number has");
+    let refused = Error::Feature { feature: "vmid_bits", value: 32 };
+    assert_eq!(build(0xffff, 32), Err(refused), "a number that no CPU has");
     for vmid in [0x100, 0x1ff, 0xffff] {
         assert_eq!(build(vmid, 8), Err(Error::Vmid { vmid, bits: 8 }));
     }

@@ -66,7 +66,7 @@ pub const DEFECTS: &[Defect] = &[
         peer: "Genode",
         what: "detached tables stay reachable",
         file: "crates/stage2/src/unmap.rs",
-        label: "Unmap::unlink/take_unrecorded/omit",
+        label: "Unmap::unlink/take_unrecorded_in/omit",
     },
     Defect { peer: "Genode", what: "walk entries of detached tables stay", file: TLB, label: "Tlb::single/tlbi/leaf" },
     Defect {

@@ -28,7 +28,7 @@ fn one_more_than_is_counted_waits() {
         let mut locked = lock();
         locked.counts += Counts::BUSY.times(127);
         drop(locked);
-        assert!(lock().make_busy(location.index).is_err());
+        assert!(lock().make_busy(location.cell).is_err());
         assert_eq!(lock().counts.busy(), 127);
     });
 }
@@ -41,7 +41,7 @@ fn a_table_with_a_busy_entry_is_not_held() {
         let guest = guest();
         let location = guest.stage2.lockless_walk(Ipa::new(BLOCK), Level::L3);
         let locked = guest.stage2.lock(&location).expect("no table was unlinked");
-        let Ok(busy) = locked.make_busy(location.index) else { panic!("nothing else is busy") };
+        let Ok(busy) = locked.make_busy(location.cell) else { panic!("nothing else is busy") };
         let there = guest.clone();
         let other = loom::thread::spawn(move || {
             let location = there.stage2.lockless_walk(Ipa::new(0), Level::L2);
