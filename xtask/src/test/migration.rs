@@ -30,6 +30,7 @@ const TESTS: &[Test] = &[
     ("redis::moves_once", Depth::Quick, |machines| moves(machines, &[Tracker::Adaptive], 1, 4_000)),
     ("redis::moves_20_times", Depth::Full, |machines| moves(machines, &[Tracker::Adaptive], 20, 8_000)),
     ("redis::moves_5_times_with_each_tracker", Depth::Full, |machines| moves(machines, &Tracker::ALL, 5, 8_000)),
+    ("redis::moves_5_times_before_its_memory", Depth::Full, postcopy),
     ("redis::moves_with_900_clients", Depth::Full, clients),
     ("redis::a_page_that_differs_is_noticed", Depth::Full, control),
 ];
@@ -40,6 +41,13 @@ fn moves(machines: &Machines, trackers: &[Tracker], moves: u64, requests: u64) -
     let counted = bench(machines, &["--tracker", &names.join(",")], moves, requests)?;
     let wanted: BTreeMap<_, _> = names.iter().map(|name| ((*name).to_owned(), moves)).collect();
     ensure!(counted == wanted, "moves with each tracker: {counted:?}, not {wanted:?}");
+    Ok(())
+}
+
+/// By post-copy, with a move by pre-copy between two of them.
+fn postcopy(machines: &Machines) -> anyhow::Result<()> {
+    let counted = bench(machines, &["--tracker", "adaptive", "--postcopy"], 5, 8_000)?;
+    ensure!(counted.len() == 2 && counted.get("post-copy") == Some(&5), "{counted:?}");
     Ok(())
 }
 

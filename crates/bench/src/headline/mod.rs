@@ -12,6 +12,7 @@ mod migrate_model;
 mod part;
 mod plan;
 pub mod published;
+mod redis;
 pub mod row;
 mod split;
 mod stages;
@@ -34,7 +35,6 @@ use crate::stop::Stop;
 use part::{Bench, Part};
 use plan::Plan;
 use published::PUBLISHED;
-use subject::Subject;
 
 /// `twofold bench headline`.
 ///
@@ -61,7 +61,7 @@ pub fn command(options: &HeadlineOptions) -> anyhow::Result<ExitCode> {
         let mut bench = Bench { plan: &plan, exit_cost, machines, results: &mut results, stop: &stop, progress };
         part::measure(parts, &mut bench)?
     };
-    results.headline = in_order(rows, options);
+    results.headline = in_order(rows);
     results.notes = notes(&plan, options);
     results.interrupted = stop.is_requested();
     let differs = results.headline.iter().any(|row| row.verdict == Verdict::Differs);
@@ -98,6 +98,7 @@ fn parts(options: &HeadlineOptions) -> Vec<Box<dyn Part>> {
     parts.extend(stages::StagesPart::all().into_iter().map(|part| Box::new(part) as Box<dyn Part>));
     parts.push(Box::new(counted::CountedPart::new(options.images.clone())));
     parts.push(Box::new(emulated::EmulatedPart::new(options.images.clone())));
+    parts.push(Box::new(redis::RedisPart::new(options.images.clone())));
     parts.retain(|part| {
         let name = part.name();
         options.only.is_empty() || options.only.iter().any(|word| name.contains(word.as_str()))
@@ -105,16 +106,8 @@ fn parts(options: &HeadlineOptions) -> Vec<Box<dyn Part>> {
     parts
 }
 
-/// Sorts rows by source, then by the order of the published numbers. Targets come last. Adds the rows that nothing of
-/// ours is comparable to, unless `--only` selects some.
-fn in_order(mut rows: Vec<HeadlineRow>, options: &HeadlineOptions) -> Vec<HeadlineRow> {
-    if options.only.is_empty() {
-        let unmeasured = PUBLISHED.iter().filter_map(|published| match published.subject {
-            Subject::Unmeasured(why) => Some(published.missing(why)),
-            _ => None,
-        });
-        rows.extend(unmeasured);
-    }
+/// Sorts rows by source, then by the order of the published numbers. Targets come last.
+fn in_order(mut rows: Vec<HeadlineRow>) -> Vec<HeadlineRow> {
     let place = |row: &HeadlineRow| {
         let is = |published: &published::Published| published.command == row.command && published.what == row.what;
         PUBLISHED.iter().position(is).unwrap_or(PUBLISHED.len())
@@ -158,7 +151,7 @@ mod tests {
     fn every_published_number_has_its_row_even_where_nothing_can_be_measured() {
         let options = HeadlineOptions::default();
         let rows = parts(&options).iter().flat_map(|part| part.rows(Some("no"))).collect();
-        let rows = in_order(rows, &options);
+        let rows = in_order(rows);
         for published in PUBLISHED {
             let is = |row: &&HeadlineRow| row.command == published.command && row.what == published.what;
             assert_eq!(rows.iter().filter(is).count(), 1, "{published:?}");

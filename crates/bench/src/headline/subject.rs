@@ -43,8 +43,11 @@ pub enum Subject {
         /// The mode.
         mode: FaultMode,
     },
-    /// Nothing of ours is comparable: the reason, which begins with what is needed.
-    Unmeasured(&'static str),
+    /// Redis in a Linux that moves.
+    Redis {
+        /// The figure.
+        figure: RedisFigure,
+    },
 }
 
 /// The two scenarios of Bras 2026.
@@ -67,6 +70,15 @@ pub enum Part {
     Clear,
     /// All three: a cost that moves is not saved.
     Sum,
+}
+
+/// A figure of Redis in a Linux that moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RedisFigure {
+    /// The time of the benchmark.
+    Benchmark,
+    /// The time of the migration.
+    Migration,
 }
 
 /// The patches of Wang 2021.

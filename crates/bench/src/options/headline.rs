@@ -30,8 +30,8 @@ pub struct HeadlineOptions {
     /// Prints the names of the parts and measures nothing
     #[arg(long, conflicts_with_all = ["runs", "json", "csv", "report"])]
     pub list: bool,
-    /// Directory of twofold.img, guest.img, linux.img and bm.cpio, for the hypervisor. Default: this workspace's, which are
-    /// built if they are missing
+    /// Directory of twofold.img, guest.img, linux.img, bm.cpio, redis-linux.img and redis.cpio, for the hypervisor. Default:
+    /// this workspace's, which are built if they are missing
     #[arg(long, value_name = "DIR")]
     pub images: Option<PathBuf>,
     /// Where figures go.
@@ -46,8 +46,8 @@ or less than was published. A change is that of the time from the technique off 
 targets that Twofold sets itself. --all adds the published command and ours. Variants take turns in each run. The first run of each experiment is checked and not counted. If our experiment
 is smaller than the published one, a line says so.
 
-The hypervisor's rows are counted in QEMU and identical in each run, except those of Natapov 2010: there a Linux with two vCPUs
-runs at this host's pace, which takes about seven minutes more. Without QEMU or an image, they name what is missing.
+The hypervisor's rows are counted in QEMU and identical in each run, except those of Natapov 2010 and Redis: there a Linux with
+two vCPUs runs at this host's pace, which takes about twelve minutes more. Without QEMU or an image, they name what is missing.
 
 Examples:
   cargo run --release -p twofold -- bench headline --report headline.html

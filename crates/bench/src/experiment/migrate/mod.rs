@@ -34,7 +34,7 @@ mod place;
 mod plan;
 mod process;
 mod serve;
-mod settings;
+pub mod settings;
 mod source;
 mod target;
 

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use twofold_abi::virt::STOLEN_TIME_SIZE;
+
 use super::guest::Ended;
 use super::hop::Hop;
 use super::plan::{NAME, Plan, Way};
@@ -46,8 +48,9 @@ impl Moved {
         to.since(from)
     }
 
-    fn total(&self) -> Duration {
-        self.hop.entered.since(self.hop.begin).saturating_sub(self.judged())
+    /// From the begin to the last page at the target.
+    pub fn total(&self) -> Duration {
+        self.hop.complete.since(self.hop.begin).saturating_sub(self.judged())
     }
 
     fn downtime(&self) -> Duration {
@@ -57,7 +60,7 @@ impl Moved {
 
 impl Run {
     /// From the order to the result.
-    fn benchmark(&self) -> Duration {
+    pub fn benchmark(&self) -> Duration {
         let judged = self.moved.map_or(Duration::ZERO, |moved| moved.judged());
         self.ended.at.since(self.begin).saturating_sub(judged)
     }
@@ -121,15 +124,17 @@ pub fn record(results: &mut Results, plan: &Plan, way: Way, run: &Run) {
     ];
     if let Some(moved) = &run.moved {
         let sent = &moved.hop.sent;
-        let again = sent.pages.saturating_sub(moved.hop.judged.pages);
+        let pages = sent.pages + moved.hop.after[0];
+        let again = pages.saturating_sub(plan.memory / PAGE + BESIDE);
         figures.extend([
             ("migration", Quantity::Time, nanoseconds(moved.total())),
             ("downtime", Quantity::Time, nanoseconds(moved.downtime())),
             ("longest gap outside", Quantity::Time, nanoseconds(moved.gap)),
             ("requests lost", Quantity::Requests, run.lost()),
-            ("pages sent", Quantity::PagesSent, sent.pages as f64),
+            ("pages sent", Quantity::PagesSent, pages as f64),
             ("pages sent again", Quantity::PagesSent, again as f64),
             ("pages sent while it stood still", Quantity::PagesSent, sent.last_pages as f64),
+            ("pages that it waited for", Quantity::PagesSent, moved.hop.after[1] as f64),
             ("rounds sent", Quantity::Rounds, sent.rounds as f64),
             ("bytes sent", Quantity::Bytes, sent.bytes as f64),
         ]);
@@ -167,6 +172,10 @@ pub fn series(plan: &Plan, way: Way, run: &Run) -> Series {
     }
 }
 
+/// Bytes of a page, and pages that a guest has beside its RAM.
+const PAGE: u64 = 4096;
+const BESIDE: u64 = STOLEN_TIME_SIZE / PAGE;
+
 fn configuration(plan: &Plan, way: Way) -> BTreeMap<String, String> {
     let all = [
         ("bytes", plan.memory.to_string()),
@@ -183,6 +192,7 @@ fn configuration(plan: &Plan, way: Way) -> BTreeMap<String, String> {
 pub struct Totals {
     moves: u64,
     compared: u64,
+    followed: u64,
     requests: u64,
     /// Answers of the client outside.
     pub answers: u64,
@@ -195,14 +205,15 @@ impl Totals {
         if let Some(moved) = &run.moved {
             self.moves += 1;
             self.compared += moved.hop.judged.pages;
+            self.followed += moved.hop.after[0];
         }
     }
 
     /// These as notes.
     pub fn notes(&self) -> Vec<String> {
-        let Self { moves, compared, requests, answers } = *self;
+        let Self { moves, compared, followed, requests, answers } = *self;
         let count = |number: u64| readable::count(number as f64);
-        vec![
+        let mut notes = vec![
             format!(
                 "{} moves: a program of its own compared {} pages of both QEMUs' memory files before the guest's first entry, and \
                  none differs; nor does any section",
@@ -215,6 +226,14 @@ impl Totals {
                 count(requests),
                 count(answers)
             ),
-        ]
+        ];
+        if followed > 0 {
+            notes.push(format!(
+                "with post-copy, {} pages came after the guest's first entry: nothing but the guest, its keys and its benchmark \
+                 compares these",
+                count(followed)
+            ));
+        }
+        notes
     }
 }

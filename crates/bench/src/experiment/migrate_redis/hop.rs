@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use twofold_launch::Bundle;
 use twofold_launch::migrate::carried::Carried;
 use twofold_launch::migrate::record::Record;
@@ -22,6 +22,7 @@ use twofold_migration::sealed::Key;
 use super::host::{Host, Kind, Memory};
 use super::judged::{GUEST, Judge, Judged};
 use crate::experiment::host_clock::Moment;
+use crate::experiment::migrate::settings::How;
 use crate::stop::Stop;
 
 /// What all moves have in common.
@@ -49,10 +50,14 @@ pub struct Hop {
     pub stop: Moment,
     /// When the guest went on at the target.
     pub entered: Moment,
+    /// When all of its pages were there.
+    pub complete: Moment,
     /// What the judge found, and when it was at work.
     pub judged: Judged,
     /// What was sent.
     pub sent: Sent,
+    /// Pages that were sent after it had entered, and those of them that it waited for.
+    pub after: [u64; 2],
 }
 
 impl Route<'_> {
@@ -61,7 +66,7 @@ impl Route<'_> {
     /// # Errors
     ///
     /// The guest has not moved, or it is not the same there.
-    pub fn go(&self, here: Host, tracker: Tracker, number: u64, stop: &Stop) -> anyhow::Result<(Host, Hop)> {
+    pub fn go(&self, here: Host, how: How, number: u64, stop: &Stop) -> anyhow::Result<(Host, Hop)> {
         let record = Record::new(&self.directory.join("owner"));
         let (mut incoming, memory) = (Incoming::bind("127.0.0.1:0", Key::new(KEY), record.clone())?, Memory::new()?);
         incoming.me = owner(number);
@@ -73,10 +78,16 @@ impl Route<'_> {
             source: (Arc::clone(&here.session), here.memory()),
             target: memory.path(),
             spoils: self.spoils,
+            follows: how == How::Postcopy,
         };
         let (before_entry, found) = judge.before_entry();
         incoming.before_entry = Some(before_entry);
         let to = incoming.address()?;
+        let (tracker, postcopy) = match how {
+            How::Precopy(tracker) => (tracker, Postcopy::Off),
+            // Nothing is tracked.
+            How::Postcopy => (Tracker::Manual, Postcopy::AtOnce),
+        };
         let options = Options {
             me: owner(number - 1),
             to: to.to_string(),
@@ -86,7 +97,7 @@ impl Route<'_> {
             downtime: self.downtime,
             rounds: ROUNDS,
             forced: true,
-            postcopy: Postcopy::Off,
+            postcopy,
         };
         let (begin, cancel) = (Moment::now(), Cancel::new());
         let (sent, came) = thread::scope(|scope| {
@@ -111,8 +122,8 @@ impl Route<'_> {
             let came = self.receive(&mut incoming, memory, number);
             (sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), came)
         });
-        let ((sent, stopped), (there, entered)) = match (sent, came) {
-            ((Ok(moved), stopped), Ok(came)) => ((moved.sent, stopped), came),
+        let ((moved, stopped), (there, [entered, complete])) = match (sent, came) {
+            ((Ok(moved), stopped), Ok(came)) => ((moved, stopped), came),
             ((Err(why), _), Err(target)) => return Err(both(why, target)),
             ((Err(why), _), Ok(_)) => bail!("both sides have the guest; the source: {why}"),
             ((Ok(_), _), Err(why)) => return Err(why.context("the guest left its source, and did not come")),
@@ -122,18 +133,26 @@ impl Route<'_> {
         let stop = stopped.context("the guest was not stopped")?;
         // It was ended by the move.
         here.ended()?;
-        Ok((there, Hop { begin, stop, entered, judged, sent }))
+        Ok((there, Hop { begin, stop, entered, complete, judged, sent: moved.sent, after: moved.after }))
     }
 
-    fn receive(&self, incoming: &mut Incoming, memory: Memory, number: u64) -> anyhow::Result<(Host, Moment)> {
+    fn receive(&self, incoming: &mut Incoming, memory: Memory, number: u64) -> anyhow::Result<(Host, [Moment; 2])> {
         let coming = incoming.wait()?;
         let bundle = coming.carried.write(&self.directory.join(format!("bundle-{number}")))?;
         let path = bundle.path.clone();
         let host = Host::start(self.kind, bundle, memory)?;
-        coming.go_on(&host.session)?;
+        let fetching = coming.go_on(&host.session)?;
         let entered = Moment::now();
+        let complete = match fetching {
+            Some(fetching) => {
+                let fetched = fetching.wait()?;
+                ensure!(fetched.left == 0, "the guest has ended, and {} pages have not come", fetched.left);
+                Moment::now()
+            }
+            None => entered,
+        };
         std::fs::remove_file(path)?;
-        Ok((host, entered))
+        Ok((host, [entered, complete]))
     }
 }
 

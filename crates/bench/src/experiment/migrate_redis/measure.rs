@@ -4,6 +4,7 @@
 //! Invariant: a figure is recorded only after the guest was compared, and its benchmark has ended without an error. The ways of a
 //! turn are complete or left out.
 
+use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
@@ -25,8 +26,9 @@ use crate::results::Results;
 use crate::stop::Stop;
 
 /// The guest, wherever it is.
-struct Guest<'p> {
-    plan: &'p Plan,
+pub struct Guest {
+    plan: Arc<Plan>,
+    _network: Network,
     kind: Kind,
     bundle: Bundle,
     /// `None` only while it moves.
@@ -41,9 +43,8 @@ struct Guest<'p> {
 /// # Errors
 ///
 /// It was not noticed.
-pub fn control(plan: &Plan, progress: &Progress, stop: &Stop) -> anyhow::Result<String> {
-    let network = Network::start(plan.directory())?;
-    let mut guest = Guest::start(plan, &network, progress, stop)?;
+pub fn control(plan: &Arc<Plan>, progress: &Progress, stop: &Stop) -> anyhow::Result<String> {
+    let mut guest = Guest::start(plan, |what| progress.doing(what), stop)?;
     let way = plan.ways.last().copied().context("no way to move")?;
     match guest.run(way, stop) {
         Ok(_) => bail!("{}: nothing was noticed", way.name()),
@@ -60,12 +61,10 @@ pub fn control(plan: &Plan, progress: &Progress, stop: &Stop) -> anyhow::Result<
 /// # Errors
 ///
 /// An image is missing, a machine has ended, or a check failed.
-pub fn results(plan: &Plan, progress: &Progress, stop: &Stop) -> anyhow::Result<Results> {
+pub fn results(plan: &Arc<Plan>, progress: &Progress, stop: &Stop) -> anyhow::Result<Results> {
     let mut results = Results { notes: plan.notes(), ..Results::begin() };
-    let network = Network::start(plan.directory())?;
-    let mut guest = Guest::start(plan, &network, progress, stop)?;
-    let qemu = format!("{}, -cpu {}", guest.kind.qemu.version(), machine::CPU_DEFAULT);
-    results.host.push(("QEMU".to_owned(), qemu));
+    let mut guest = Guest::start(plan, |what| progress.doing(what), stop)?;
+    guest.describe_machine(&mut results);
     let mut totals = Totals::default();
     for turn in 0..plan.moves {
         let mut taken = Vec::new();
@@ -97,30 +96,46 @@ pub fn results(plan: &Plan, progress: &Progress, stop: &Stop) -> anyhow::Result<
     Ok(results)
 }
 
-impl<'p> Guest<'p> {
-    fn start(plan: &'p Plan, network: &Network, progress: &Progress, stop: &Stop) -> anyhow::Result<Self> {
-        let doing = |what: &str| progress.doing(what);
-        let image = images::released(plan.images.as_deref(), doing)?;
-        let RedisImages { kernel, initrd } = RedisImages::find(plan.images.as_deref(), doing)?;
-        let Plan { vcpus, memory, clients, .. } = *plan;
+impl Guest {
+    /// Starts it, and fills its Redis. `doing` is called with what takes long.
+    ///
+    /// # Errors
+    ///
+    /// There is no QEMU, an image is missing, or the guest does not start.
+    pub fn start(plan: &Arc<Plan>, doing: impl Fn(&str), stop: &Stop) -> anyhow::Result<Self> {
+        let network = Network::start(plan.directory())?;
+        let image = images::released(plan.images.as_deref(), &doing)?;
+        let RedisImages { kernel, initrd } = RedisImages::find(plan.images.as_deref(), &doing)?;
+        let Plan { vcpus, memory, clients, .. } = **plan;
         let guest = Redis { kernel: &kernel, initrd: &initrd, vcpus, memory, clients }.guest(network.devices());
         let kind = Kind { qemu: Qemu::find()?, image, cpus: vcpus, memory: guest.total_memory() };
         let bundle = bundle(&guest, &plan.directory().join("bundle"))?;
-        progress.doing("starting Linux and Redis");
+        doing("starting Linux and Redis");
         let host = Host::start(&kind, bundle.clone(), Memory::new()?)?;
         let benchmark = Benchmark::wait_for(network.redis(), &host, stop)?;
         let watcher = Watcher::start(network.redis())?;
-        let mut guest = Self { plan, kind, bundle, host: Some(host), benchmark, watcher, hops: 0 };
-        progress.doing("filling Redis");
+        let plan = Arc::clone(plan);
+        let mut guest = Self { plan, _network: network, kind, bundle, host: Some(host), benchmark, watcher, hops: 0 };
+        doing("filling Redis");
         // Then a twentieth of the keys is still missing.
-        guest.benchmark.order(plan.requests.min(3 * KEYS))?;
+        guest.benchmark.order(guest.plan.requests.min(3 * KEYS))?;
         guest.benchmark.wait(stop)?;
         Ok(guest)
     }
 
+    /// Adds which machine it is.
+    pub fn describe_machine(&self, results: &mut Results) {
+        let qemu = format!("{}, -cpu {}", self.kind.qemu.version(), machine::CPU_DEFAULT);
+        results.host.push(("QEMU".to_owned(), qemu));
+    }
+
     /// Runs the benchmark once, and meanwhile lets the guest move.
-    fn run(&mut self, way: Way, stop: &Stop) -> anyhow::Result<Run> {
-        let plan = self.plan;
+    ///
+    /// # Errors
+    ///
+    /// A check failed, or the guest does not run on.
+    pub fn run(&mut self, way: Way, stop: &Stop) -> anyhow::Result<Run> {
+        let plan = Arc::clone(&self.plan);
         let before = self.watcher.served();
         let keys = self.benchmark.keys()?;
         let begin = self.benchmark.order(plan.requests)?;
@@ -128,7 +143,7 @@ impl<'p> Guest<'p> {
         self.wait_for(before + plan.requests / 4, stop)?;
         let hop = match way {
             Way::Stay => None,
-            Way::Precopy(tracker) => {
+            Way::Move(how) => {
                 self.hops += 1;
                 let route = Route {
                     kind: &self.kind,
@@ -139,7 +154,7 @@ impl<'p> Guest<'p> {
                     downtime: plan.downtime,
                 };
                 let here = self.host.take().context("the guest is nowhere")?;
-                let (there, hop) = route.go(here, tracker, self.hops, stop)?;
+                let (there, hop) = route.go(here, how, self.hops, stop)?;
                 self.host = Some(there);
                 Some(hop)
             }

@@ -25,12 +25,16 @@ mod plan;
 mod watcher;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use super::progress::Progress;
 use crate::options::MigrateOptions;
 use crate::output;
 use crate::stop::Stop;
-use plan::Plan;
+
+pub use figures::record;
+pub use measure::Guest;
+pub use plan::Plan;
 
 /// `twofold bench migrate --on hypervisor`.
 ///
@@ -39,7 +43,7 @@ use plan::Plan;
 /// Nothing was measured: options contradict each other, an image is missing, or memory does not fit. A check failed: a page or a
 /// section differs, a key was lost, or a connection was dropped.
 pub fn command(options: &MigrateOptions) -> anyhow::Result<ExitCode> {
-    let plan = Plan::of(options)?;
+    let plan = Arc::new(Plan::of(options)?);
     let stop = Stop::on_signal()?;
     let progress = Progress::new(plan.steps())?;
     if plan.is_control {

@@ -11,8 +11,9 @@ use anyhow::{Context, ensure};
 use tempfile::TempDir;
 use twofold_memory::dirty::Tracker;
 
+use crate::experiment::migrate::settings::How;
 use crate::machine;
-use crate::options::{Control, MigrateOptions, Packed};
+use crate::options::{Control, MigrateOptions, OutputOptions, Packed};
 use crate::readable;
 use crate::report::Files;
 
@@ -50,8 +51,8 @@ pub struct Plan {
 pub enum Way {
     /// It stays where it is.
     Stay,
-    /// It moves by pre-copy, with this tracker.
-    Precopy(Tracker),
+    /// It moves.
+    Move(How),
 }
 
 impl Way {
@@ -59,12 +60,40 @@ impl Way {
     pub fn name(self) -> &'static str {
         match self {
             Self::Stay => "stays",
-            Self::Precopy(tracker) => tracker.name(),
+            Self::Move(how) => how.name(),
         }
     }
 }
 
 impl Plan {
+    /// What `headline` measures: the trackers of Kolothum 2023.
+    ///
+    /// # Errors
+    ///
+    /// A directory cannot be made.
+    pub fn headline(images: Option<PathBuf>) -> anyhow::Result<Self> {
+        Ok(Self {
+            memory: 256 << 20,
+            vcpus: 2,
+            clients: CLIENTS,
+            requests: HEADLINE_REQUESTS,
+            ways: PUBLISHED.map(|tracker| Way::Move(How::Precopy(tracker))).to_vec(),
+            moves: 1,
+            is_control: false,
+            downtime: DOWNTIME,
+            images,
+            program: std::env::current_exe().context("this program's own file")?,
+            files: Files::check(&OutputOptions::default())?,
+            directory: directory()?,
+        })
+    }
+
+    /// The command that measures the same.
+    pub fn command(&self) -> String {
+        let names: Vec<_> = self.ways.iter().map(|way| way.name()).collect();
+        format!("twofold bench migrate --on hypervisor --tracker {} --requests {}", names.join(","), self.requests)
+    }
+
     /// The plan of these options.
     ///
     /// # Errors
@@ -74,7 +103,6 @@ impl Plan {
         let is_of_machine = [
             ("--rate", options.rate.is_some()),
             ("--sets", options.sets.is_some()),
-            ("--postcopy", options.postcopy),
             ("--postcopy-if-needed", options.postcopy_if_needed),
             ("--bandwidth", options.bandwidth.is_some()),
             ("--streams", options.streams != 1),
@@ -112,7 +140,8 @@ impl Plan {
             ensure!(!trackers[..at].contains(tracker), "--tracker {} twice", tracker.name());
         }
         trackers.sort_by_key(|tracker| *tracker != Tracker::WriteProtect);
-        let moving = trackers.into_iter().map(Way::Precopy);
+        let postcopy = options.postcopy.then_some(How::Postcopy);
+        let moving = trackers.into_iter().map(How::Precopy).chain(postcopy).map(Way::Move);
         Ok(Self {
             memory,
             vcpus: options.vcpus,
@@ -125,7 +154,7 @@ impl Plan {
             images: options.images.clone(),
             program: std::env::current_exe().context("this program's own file")?,
             files: Files::check(&options.output)?,
-            directory: TempDir::with_prefix("twofold-migrate-").context("a directory for a move")?,
+            directory: directory()?,
         })
     }
 
@@ -155,6 +184,10 @@ impl Plan {
     }
 }
 
+fn directory() -> anyhow::Result<TempDir> {
+    TempDir::with_prefix("twofold-migrate-").context("a directory for a move")
+}
+
 /// The experiment's name in results.
 pub const NAME: &str = "migrate-redis";
 const PAGE: u64 = 4096;
@@ -163,7 +196,10 @@ const MOST: u64 = 16 << 30;
 /// What a QEMU needs beside the guest's memory.
 const HOST: u64 = 512 << 20;
 const REQUESTS: u64 = 100_000;
+const HEADLINE_REQUESTS: u64 = 20_000;
 const CLIENTS: u32 = 50;
+/// Before, and after: what QEMU asks KVM for by default, and the series.
+const PUBLISHED: [Tracker; 2] = [Tracker::Manual, Tracker::Combined];
 const DOWNTIME: Duration = Duration::from_millis(300);
 
 #[cfg(test)]
@@ -185,6 +221,7 @@ mod tests {
         let plan = of_line("").unwrap();
         let names: Vec<_> = plan.ways.iter().map(|way| way.name()).collect();
         assert_eq!(names, ["stays", "write-protect", "manual", "hardware", "combined", "adaptive"]);
+        assert_eq!(of_line("--postcopy").unwrap().ways.last(), Some(&Way::Move(How::Postcopy)));
         let plan = of_line("--tracker adaptive --moves 3 --requests 5000 --clients 900").unwrap();
         assert_eq!((plan.steps(), plan.requests, plan.clients), (6, 5000, 900));
     }
