@@ -47,7 +47,7 @@ pub enum Error {
     /// A feature has a value that the architecture does not have (Arm ARM DDI 0487K.a, D23.2): the engine would clean or zero
     /// too little.
     #[error(
-        "no CPU has a `{feature}` of {value}: sizes are powers of two, `DC ZVA` zeroes at most 2048 bytes, VMIDs have 8 or 16 bits"
+        "no CPU has a `{feature}` of {value}: sizes are powers of two, `DC ZVA` zeroes at most 2048 bytes, VMIDs have at most 16 bits"
     )]
     Feature {
         /// The field of [`Features`](crate::Features).

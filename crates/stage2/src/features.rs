@@ -221,7 +221,7 @@ impl Features {
             ("instruction_line", instructions)
         } else if zeroed != 0 && !(zeroed.is_power_of_two() && (4..=2048).contains(&zeroed)) {
             ("zero_block", zeroed)
-        } else if self.vmid_bits != 8 && self.vmid_bits != 16 {
+        } else if self.vmid_bits > 16 {
             ("vmid_bits", self.vmid_bits.into())
         } else {
             return Ok(());
@@ -287,7 +287,8 @@ mod tests {
                 let mut features = Features::NONE;
                 change(&mut features, value);
                 let fits = match name {
-                    "vmid_bits" => [8, 16].contains(&value),
+                    // A machine of a test has 2, so that it runs out of them.
+                    "vmid_bits" => value <= 16,
                     "zero_block" => [0, 4, 8, 16, 64, 2048].contains(&value),
                     _ => value.is_power_of_two(),
                 };
