@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use twofold_launch::redis::{KEYS, Redis};
@@ -163,23 +164,36 @@ impl Guest {
         let now = self.benchmark.keys()?;
         ensure!(now >= keys, "{keys} keys were in the guest, and {now} are now");
         ensure!(self.watcher.works(), "the client outside has failed");
-        let moved = hop.map(|hop| Moved { hop, gap: self.gap(&hop, ended.at) });
+        let moved = match hop {
+            Some(hop) => Some(Moved { hop, gap: self.gap(&hop, stop)? }),
+            None => None,
+        };
         let samples = self.watcher.samples(begin, ended.at);
         Ok(Run { requests: plan.requests, begin, ended, moved, samples })
     }
 
-    /// For how long the client outside got no answer while the guest moved. A gap that contains the comparison is shorter by it.
-    fn gap(&self, hop: &Hop, until: Moment) -> std::time::Duration {
+    /// For how long the client outside got no answer while the guest moved, without the time of the comparison. Its question may
+    /// have been lost, and then come again after the benchmark's end.
+    fn gap(&self, hop: &Hop, stop: &Stop) -> anyhow::Result<Duration> {
+        while self.watcher.last_answer().is_none_or(|last| last <= hop.entered) {
+            self.goes_on(stop)?;
+        }
         let [from, to] = hop.judged.time;
-        self.watcher.longest_gap(hop.begin, until).saturating_sub(to.since(from))
+        Ok(self.watcher.longest_gap(hop.begin, Moment::now()).saturating_sub(to.since(from)))
     }
 
     fn wait_for(&self, served: u64, stop: &Stop) -> anyhow::Result<()> {
         while self.watcher.served() < served {
-            ensure!(self.watcher.works(), "the client outside has failed");
-            ensure!(!stop.is_requested(), "the bench was stopped");
-            thread::sleep(LOOK);
+            self.goes_on(stop)?;
         }
+        Ok(())
+    }
+
+    /// Waits a little for the client outside.
+    fn goes_on(&self, stop: &Stop) -> anyhow::Result<()> {
+        ensure!(self.watcher.works(), "the client outside has failed");
+        ensure!(!stop.is_requested(), "the bench was stopped");
+        thread::sleep(LOOK);
         Ok(())
     }
 

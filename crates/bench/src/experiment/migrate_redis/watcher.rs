@@ -77,6 +77,11 @@ impl Watcher {
         longest_gap(&self.seen().answers, from, to)
     }
 
+    /// When it got the last answer.
+    pub fn last_answer(&self) -> Option<Moment> {
+        self.seen().answers.last().copied()
+    }
+
     /// Whether it still works.
     pub fn works(&self) -> bool {
         !self.thread.is_finished()
