@@ -74,7 +74,7 @@ fn swapped(machines: &Machines, moves: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command moves a guest, after another key, too little memory, and a target that is not there have moved nothing.
+/// The command moves a guest, after another key and a target that is not there have moved nothing.
 fn command(machines: &Machines) -> anyhow::Result<()> {
     let runs = tempfile::tempdir()?;
     let twofold = Twofold::new(machines, &runs)?;
