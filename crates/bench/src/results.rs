@@ -157,6 +157,16 @@ pub enum Kind {
 }
 
 impl Results {
+    /// The measurement of the same thing as `new`, or `new` itself, which has no runs yet.
+    pub fn measurement(&mut self, new: Measurement) -> &mut Measurement {
+        let all = &mut self.measurements;
+        let at = all.iter().position(|old| old.is_same(&new)).unwrap_or(all.len());
+        if at == all.len() {
+            all.push(new);
+        }
+        &mut all[at]
+    }
+
     /// Empty results of this command on this machine.
     pub fn begin() -> Self {
         Self {

@@ -35,7 +35,7 @@ const TESTS: &[Test] = &[
     ("redis::a_page_that_differs_is_noticed", Depth::Full, control),
 ];
 
-/// The guest moves this number of times with each of the trackers, and each time while it serves so many requests.
+/// The guest moves `moves` times with each of the trackers. It serves `requests` during each move.
 fn moves(machines: &Machines, trackers: &[Tracker], moves: u64, requests: u64) -> anyhow::Result<()> {
     let names: Vec<_> = trackers.iter().map(|tracker| tracker.name()).collect();
     let counted = bench(machines, &["--tracker", &names.join(",")], moves, requests)?;

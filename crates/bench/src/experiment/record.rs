@@ -94,12 +94,7 @@ impl Variant {
             kind,
             runs: Vec::new(),
         };
-        let all = &mut results.measurements;
-        let at = all.iter().position(|old| old.is_same(&new)).unwrap_or(all.len());
-        if at == all.len() {
-            all.push(new);
-        }
-        &mut all[at]
+        results.measurement(new)
     }
 }
 

@@ -88,12 +88,7 @@ pub fn record(results: &mut Results, guest: &Guest, tracker: Tracker, moved: &Mo
             kind: Kind::Modelled,
             runs: Vec::new(),
         };
-        let all = &mut results.measurements;
-        let at = all.iter().position(|old| old.is_same(&new)).unwrap_or(all.len());
-        if at == all.len() {
-            all.push(new);
-        }
-        all[at].runs.push(figure);
+        results.measurement(new).runs.push(figure);
     }
 }
 
