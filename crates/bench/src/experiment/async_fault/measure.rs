@@ -115,12 +115,7 @@ pub fn record(results: &mut Results, bm: &Bm, mode: FaultMode, latency: Nanos, s
             kind: score.kind,
             runs: Vec::new(),
         };
-        let all = &mut results.measurements;
-        let at = all.iter().position(|old| old.is_same(&new)).unwrap_or(all.len());
-        if at == all.len() {
-            all.push(new);
-        }
-        all[at].runs.push(figure as f64);
+        results.measurement(new).runs.push(figure as f64);
     }
 }
 
