@@ -135,6 +135,7 @@ impl fmt::Display for Site<'_> {
 
 /// Why a line cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TraceError {
     /// The first line is not the header of a trace.
     #[error("this is not a trace: the first line is not `twofold-trace VERSION SOURCE`")]

@@ -4,14 +4,12 @@
 use twofold_stage2::Features;
 
 /// A CPU of today: it has every feature that saves TLB or cache maintenance.
-pub const TODAY: Features = Features {
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    common_not_private: true,
-    instruction_cache_pipt: true,
-    ..Features::NONE
-};
+pub const TODAY: Features = Features::NONE
+    .with_vmid_bits(16)
+    .with_hardware_access_flag(true)
+    .with_hardware_dirty_state(true)
+    .with_forced_write_back(true)
+    .with_tlbi_range(true)
+    .with_tlbi_level_hint(true)
+    .with_common_not_private(true)
+    .with_instruction_cache_pipt(true);

@@ -53,6 +53,7 @@ pub enum Barrier {
 
 /// Why a device cannot reach memory.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RamError {
     /// The page is in a store, and the embedder has asked for it. The model comes back later.
     #[error("the page of {0:#x} is absent")]

@@ -5,6 +5,7 @@ use thiserror::Error;
 
 /// Why the bytes are no state of a model. The model that refuses them is not made.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StateError {
     /// The number of bytes is wrong.
     #[error("a state of {found} bytes, and this model's has {wanted}")]

@@ -34,15 +34,13 @@ const STORES: u64 = 1 << 24;
 const PAGE: u64 = 4 << 10;
 const RAM: Ipa = Ipa::new(0x4000_0000);
 const SIZE: u64 = 16 << 20;
-const FEATURES: Features = Features {
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    ..Features::NONE
-};
+const FEATURES: Features = Features::NONE
+    .with_vmid_bits(16)
+    .with_hardware_access_flag(true)
+    .with_hardware_dirty_state(true)
+    .with_forced_write_back(true)
+    .with_tlbi_range(true)
+    .with_tlbi_level_hint(true);
 
 /// A guest program that stores to one page after the other.
 struct Stores {

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
     use crate::walk::span;
 
-    const ALL: Features = Features { tlbi_range: true, tlbi_level_hint: true, ..Features::NONE };
+    const ALL: Features = Features::NONE.with_tlbi_range(true).with_tlbi_level_hint(true);
     const OPERATIONS: [Tlbi; 8] = [
         Tlbi::Ipas2E1,
         Tlbi::Ipas2E1Is,
@@ -275,7 +275,7 @@ mod tests {
                 Err(OperandError { operation, operand, why })
             );
         }
-        let range = Features { tlbi_range: true, ..plain };
+        let range = plain.with_tlbi_range(true);
         assert!(
             Reach::decode(Tlbi::Ripas2E1Is, 1 << 46 | 3 << 37, &range, Format::KIB_4).is_ok(),
             "TTL of a range needs no FEAT_TTL"
@@ -327,7 +327,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_operand_panics(index in 0usize..8, operand: u64, low in 0u64..1 << 48, ranges: bool, hints: bool) {
-            let features = Features { tlbi_range: ranges, tlbi_level_hint: hints, ..Features::NONE };
+            let features = Features::NONE.with_tlbi_range(ranges).with_tlbi_level_hint(hints);
             for operand in [operand, low] {
                 if let Ok(Reach { stage2: Some(which), .. }) = Reach::decode(OPERATIONS[index], operand, &features, Format::KIB_4) {
                     which.hits(0, span(0), 0, true);

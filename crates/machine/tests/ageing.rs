@@ -26,8 +26,8 @@ const LIMIT: u64 = 512;
 const ACCESSES: u64 = 80_000;
 
 const BY_FAULTS: Features =
-    Features { vmid_bits: 16, forced_write_back: true, tlbi_range: true, tlbi_level_hint: true, ..Features::NONE };
-const BY_HARDWARE: Features = Features { hardware_access_flag: true, hardware_dirty_state: true, ..BY_FAULTS };
+    Features::NONE.with_vmid_bits(16).with_forced_write_back(true).with_tlbi_range(true).with_tlbi_level_hint(true);
+const BY_HARDWARE: Features = BY_FAULTS.with_hardware_access_flag(true).with_hardware_dirty_state(true);
 
 /// The most reads that the generations may need for each pattern, in percent of the hand's. Without the flush of each
 /// round, they need 39, 98, 64, 119 and 99.

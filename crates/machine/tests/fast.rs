@@ -23,16 +23,14 @@ const MIB_2: u64 = 2 << 20;
 const RAM: Ipa = Ipa::new(0x4000_0000);
 
 /// The features that make most TLB and cache maintenance unnecessary.
-const FEATURES: Features = Features {
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    zero_block: 64,
-    ..Features::NONE
-};
+const FEATURES: Features = Features::NONE
+    .with_vmid_bits(16)
+    .with_hardware_access_flag(true)
+    .with_hardware_dirty_state(true)
+    .with_forced_write_back(true)
+    .with_tlbi_range(true)
+    .with_tlbi_level_hint(true)
+    .with_zero_block(64);
 
 fn machine(cpus: usize) -> Arc<FastMachine> {
     let arena = Arena::new(&ArenaOptions::new(32 << 20, Backing::Anonymous)).unwrap();
@@ -295,7 +293,7 @@ fn what_is_unmapped_is_gone_on_every_cpu_and_the_rest_is_not() {
 /// The operand of the invalidation has the block's level, or no level.
 #[test]
 fn a_block_goes_with_all_its_pages() {
-    for features in [FEATURES, Features { tlbi_level_hint: false, tlbi_range: false, ..FEATURES }] {
+    for features in [FEATURES, FEATURES.with_tlbi_level_hint(false).with_tlbi_range(false)] {
         let mut guest = BareTables::new(features);
         guest.map(RAM, Pa::new(0x4000_0000 + 4 * MIB_2), Level::L2, &ram());
         guest.map(RAM + MIB_2, frame(600), Level::L3, &ram());

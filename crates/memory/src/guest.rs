@@ -62,6 +62,7 @@ pub struct Counts {
 
 /// Why a call to a guest's memory failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// No frames are left, or no memory on the heap for their state.
     #[error("no memory is left to back the guest at {ipa}")]

@@ -52,6 +52,7 @@ pub struct SlotId(u64);
 
 /// Why a slot was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SlotError {
     /// The slot is empty, or not made of whole pages.
     #[error("the slot from {start} to {end} is not made of whole 4 KiB pages")]

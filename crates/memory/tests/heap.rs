@@ -24,7 +24,7 @@ use twofold_memory::swap::{
 use twofold_memory::{Answer, Backing, Done, Error, GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::Tlbi;
-use twofold_stage2::{Features, Ipa, TableSource};
+use twofold_stage2::{Ipa, TableSource};
 
 /// The host's heap. It refuses allocations above a size that each thread sets.
 struct Heap;
@@ -83,7 +83,7 @@ fn a_host_without_memory_is_an_error() {
 /// An allocation that is not expected would end the process.
 #[test]
 fn faults_are_answered_with_a_full_heap() {
-    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
+    let mut guest = RunningGuest::new(PLAIN.with_forced_write_back(true), Pages::Small, 16);
     guest.add_ram(Ipa::new(0), 256 * HUGE_PAGE);
     let (memory, free) = (&guest.memory, guest.memory.frames().free());
     let touch = |huge_page: u64| {
@@ -151,7 +151,7 @@ impl Notify for Unheard {
 /// take nothing from the heap.
 #[test]
 fn faults_with_a_page_store_are_answered_with_a_full_heap() {
-    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Largest, 4);
+    let mut guest = RunningGuest::new(PLAIN.with_forced_write_back(true), Pages::Largest, 4);
     guest.add_ram(Ipa::new(0), 4 * HUGE_PAGE);
     let store = Arc::new(Kept(Mutex::new((Vec::with_capacity(64), Vec::with_capacity(64)))));
     let options = SwapOptions { vcpus: 1, others: 8, headroom: 0 };
@@ -198,7 +198,7 @@ fn faults_with_a_page_store_are_answered_with_a_full_heap() {
 /// Pages whose ages find no room on the heap leave in the order of their addresses, and by age again when there is room.
 #[test]
 fn pages_leave_with_a_full_heap() {
-    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
+    let mut guest = RunningGuest::new(PLAIN.with_forced_write_back(true), Pages::Small, 4);
     guest.add_ram(Ipa::new(0), 4 * HUGE_PAGE);
     let store = Arc::new(Kept(Mutex::new((Vec::with_capacity(64), Vec::new()))));
     let options = SwapOptions { vcpus: 1, others: 8, headroom: 0 };
@@ -229,7 +229,7 @@ fn pages_leave_with_a_full_heap() {
 /// latter as are still wanted.
 #[test]
 fn pages_of_unknown_age_leave_last() {
-    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
+    let mut guest = RunningGuest::new(PLAIN.with_forced_write_back(true), Pages::Small, 4);
     let second = Ipa::new(1 << 30);
     guest.add_ram(Ipa::new(0), HUGE_PAGE);
     guest.add_ram(second, HUGE_PAGE);
@@ -255,7 +255,7 @@ fn pages_of_unknown_age_leave_last() {
 #[test]
 fn pages_of_a_large_slot_leave_with_a_full_heap() {
     for most in [0, 64, 128, 256, 512, 1024] {
-        let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
+        let mut guest = RunningGuest::new(PLAIN.with_forced_write_back(true), Pages::Small, 4);
         // 64 parts.
         guest.add_ram(Ipa::new(0), 1 << 33);
         guest.add_ram(Ipa::new(1 << 34), HUGE_PAGE);
@@ -289,7 +289,7 @@ fn pinning_with_a_full_heap_is_an_error() {
 /// Dirty pages stay dirty, and are reported when there is room again.
 #[test]
 fn a_log_that_cannot_be_listed_loses_nothing() {
-    let features = Features { forced_write_back: true, ..PLAIN };
+    let features = PLAIN.with_forced_write_back(true);
     for tracker in [Tracker::WriteProtect, Tracker::Manual] {
         let mut guest = RunningGuest::new(features, Pages::Small, 16);
         let slot = guest.add(Ipa::new(0), HUGE_PAGE, Backing::Ram, true);
@@ -311,7 +311,7 @@ fn a_log_that_cannot_be_listed_loses_nothing() {
 /// that it had taken by then are flushed, and are still in the log.
 #[test]
 fn a_get_that_fails_midway_flushes_and_loses_nothing() {
-    let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 16);
+    let mut guest = RunningGuest::new(PLAIN.with_forced_write_back(true), Pages::Small, 16);
     let slot = guest.add(Ipa::new(0), 10 * HUGE_PAGE, Backing::Ram, true);
     let ipa = |page: u64| Ipa::new(page * PAGE);
     // Four words, for which a list has exactly the room. One is whole, and is protected last.

@@ -45,6 +45,7 @@ pub enum Asked {
 
 /// Why there is no good answer of the target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum AnswerError {
     /// The answers cannot be read.
     #[error("the target's answers: {0}")]

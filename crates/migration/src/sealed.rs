@@ -43,6 +43,7 @@ impl fmt::Debug for Key {
 
 /// Why no sealed link was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SealError {
     /// The other side has another key, or the bytes were changed on the way.
     #[error("the handshake does not authenticate: is the key the same on both sides?")]

@@ -117,7 +117,7 @@ unsafe impl Platform for Printing {
 
 fn main() -> Result<(), Error> {
     // On a CPU: `Features::from_registers(&ids)`.
-    let features = Features { forced_write_back: true, instruction_cache_coherent: true, ..Features::NONE };
+    let features = Features::NONE.with_forced_write_back(true).with_instruction_cache_coherent(true);
     // SAFETY: the platform's memory belongs to no other object, and is donated once.
     let memory = unsafe { Donated::new(MEMORY, SIZE as u64) };
     run(Printing::new(), features, memory.into_run())

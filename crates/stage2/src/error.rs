@@ -7,6 +7,7 @@ use crate::{Ipa, Level, Pa};
 
 /// Why an operation on translation tables was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// Stage 2 of the CPU does not have this granule, or not with FEAT_LPA2 (ID_AA64MMFR0_EL1, TGran4_2, TGran16_2 and
     /// TGran64_2).

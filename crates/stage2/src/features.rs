@@ -5,7 +5,18 @@ use crate::granule::Format;
 use crate::{Error, Granule};
 
 /// The features of the architecture that the engine's choices depend on.
+///
+/// On a CPU they are read from its ID registers ([`from_registers`](Self::from_registers)); tables that several CPUs use take
+/// what all of them [have in common](Self::common). A test begins with [`NONE`](Self::NONE):
+///
+/// ```
+/// # use twofold_stage2::Features;
+/// const CPU: Features = Features::NONE.with_forced_write_back(true).with_tlbi_range(true);
+/// ```
+///
+/// It gets new fields with new features, so only this crate can write out all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Features {
     /// The number of bits of a physical address, at most 52. More than 48 are used with FEAT_LPA (the 64 KiB granule) or
     /// FEAT_LPA2 (the others).
@@ -48,7 +59,8 @@ pub struct Features {
     pub zero_block: u64,
 }
 
-/// The values of the registers that [`Features::from_registers`] decodes.
+/// The values of the registers that [`Features::from_registers`] decodes. A register that the caller does not know is 0,
+/// which claims no optional feature: so write `..Default::default()` at the end.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs, reason = "each field is the register of that name")]
 pub struct IdRegisters {

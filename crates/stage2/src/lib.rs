@@ -201,6 +201,7 @@ mod dbm;
 mod deferred_free;
 mod descriptor;
 mod error;
+mod feature_setters;
 mod features;
 mod flush;
 mod frame;

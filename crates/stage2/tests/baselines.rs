@@ -9,7 +9,7 @@ use platform::{Event, GIB, Guest, KIB_4, MIB_2, PLAIN, frame};
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves, SplitPolicy};
 use twofold_stage2::{Access, Attributes, Coalesced, Features, Ipa, Level, Mapped, Pool};
 
-const FORCED: Features = Features { forced_write_back: true, ..PLAIN };
+const FORCED: Features = PLAIN.with_forced_write_back(true);
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 const BASE: Ipa = Ipa::new(4 * GIB);
 

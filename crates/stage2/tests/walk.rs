@@ -10,7 +10,7 @@ use twofold_stage2::{
     Access, Attributes, Error, Features, Ipa, IpaRange, Level, Levels, Pa, TablePage, TableSource, Unwatched,
 };
 
-const FEATURES: Features = Features { forced_write_back: true, ..PLAIN };
+const FEATURES: Features = PLAIN.with_forced_write_back(true);
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 /// Level 1 is the root.
 const IPA_BITS: u32 = 40;

@@ -44,14 +44,14 @@ fn each_feature_that_one_cpu_lacks_is_used_on_none() {
     let addresses = with(|cpu| cpu.id_aa64mmfr0 = cpu.id_aa64mmfr0 & !0xf | 2);
 
     let common = |cpu: IdRegisters| agree(boot(), [Some(MAX), Some(cpu), Some(MAX)], RAM_END).unwrap();
-    assert_eq!(common(fwb), Features { forced_write_back: false, ..boot() });
-    assert_eq!(common(hafdbs), Features { hardware_access_flag: false, hardware_dirty_state: false, ..boot() });
-    assert_eq!(common(lines), Features { data_line: 32, instruction_line: 16, ..boot() });
-    assert_eq!(common(ttl), Features { tlbi_level_hint: false, ..boot() });
-    assert_eq!(common(range), Features { tlbi_range: false, ..boot() });
-    assert_eq!(common(zeroing), Features { zero_block: 64, ..boot() });
-    assert_eq!(common(no_zeroing), Features { zero_block: 0, ..boot() });
-    assert_eq!(common(addresses), Features { pa_bits: 40, ..boot() });
+    assert_eq!(common(fwb), boot().with_forced_write_back(false));
+    assert_eq!(common(hafdbs), boot().with_hardware_access_flag(false).with_hardware_dirty_state(false));
+    assert_eq!(common(lines), boot().with_data_line(32).with_instruction_line(16));
+    assert_eq!(common(ttl), boot().with_tlbi_level_hint(false));
+    assert_eq!(common(range), boot().with_tlbi_range(false));
+    assert_eq!(common(zeroing), boot().with_zero_block(64));
+    assert_eq!(common(no_zeroing), boot().with_zero_block(0));
+    assert_eq!(common(addresses), boot().with_pa_bits(40));
 
     // In reverse: a feature that only the boot CPU lacks stays off, and its smaller lines stay in use.
     let small = Features::from_registers(&lines);

@@ -349,7 +349,7 @@ fn what_is_hidden_is_left_to_the_caller() {
 fn the_controls_that_confine_a_guest_are_these_bits() {
     let bits = [0, 1, 3, 4, 18, 19, 20, 31, 40, 41, 53].iter().fold(0, |all, bit| all | 1u64 << bit);
     assert_eq!(registers::hcr(&Features::NONE), bits);
-    assert_eq!(registers::hcr(&Features { forced_write_back: true, ..Features::NONE }), bits | 1 << 46);
+    assert_eq!(registers::hcr(&Features::NONE.with_forced_write_back(true)), bits | 1 << 46);
 }
 
 /// A register that no ID register announces is undefined: a read would end EL2.

@@ -28,17 +28,15 @@ pub fn attributes(u: &mut Unstructured<'_>) -> Result<Attributes> {
 /// Makes a CPU with `base`'s sizes, and any of the features that affect operands and descriptors.
 pub fn features(u: &mut Unstructured<'_>, base: Features) -> Result<Features> {
     let [tlbi_range, tlbi_level_hint, forced_write_back, execute_per_el, zero, coherent, pipt, common] = flags(u)?;
-    Ok(Features {
-        tlbi_range,
-        tlbi_level_hint,
-        forced_write_back,
-        execute_per_el,
-        instruction_cache_coherent: coherent,
-        instruction_cache_pipt: pipt,
-        common_not_private: common,
-        zero_block: if zero { 64 } else { 0 },
-        ..base
-    })
+    Ok(base
+        .with_tlbi_range(tlbi_range)
+        .with_tlbi_level_hint(tlbi_level_hint)
+        .with_forced_write_back(forced_write_back)
+        .with_execute_per_el(execute_per_el)
+        .with_instruction_cache_coherent(coherent)
+        .with_instruction_cache_pipt(pipt)
+        .with_common_not_private(common)
+        .with_zero_block(if zero { 64 } else { 0 }))
 }
 
 /// Returns the bits of a byte, lowest first.

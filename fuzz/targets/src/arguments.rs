@@ -6,7 +6,7 @@ use std::ops::{ControlFlow, Range};
 
 use arbitrary::{Result, Unstructured};
 use twofold_stage2::walk::{Entry, Visitor};
-use twofold_stage2::{Access, Attributes, Error, Features, Ipa, IpaRange, Level, Memory, Pa, Unwatched};
+use twofold_stage2::{Access, Attributes, Error, Ipa, IpaRange, Level, Memory, Pa, Unwatched};
 
 use crate::any;
 use crate::machine::platform::mmu::Scan;
@@ -24,9 +24,9 @@ pub fn arguments(data: &[u8]) {
 
 fn run(u: &mut Unstructured<'_>) -> Result<()> {
     // With these features the engine never accesses frames, so a leaf may map any address.
-    let base = Features { pa_bits: u.int_in_range(36..=48)?, ..PLAIN };
+    let base = PLAIN.with_pa_bits(u.int_in_range(36..=48)?);
     let features = any::features(u, base)?;
-    let features = Features { forced_write_back: true, instruction_cache_coherent: true, ..features };
+    let features = features.with_forced_write_back(true).with_instruction_cache_coherent(true);
     let ipa_bits = u.int_in_range(32..=features.pa_bits)?;
     // All mappings have one memory type: on a change of type the engine would clean the frame.
     let memory = *u.choose(&[Memory::Normal, Memory::Device])?;

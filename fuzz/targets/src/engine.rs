@@ -85,7 +85,7 @@ fn observed(
 
 fn scenario(u: &mut Unstructured<'_>) -> Result<(Features, u32, Vec<Operation>)> {
     // Caches are not checked here. The lines are large, so that a 1 GiB block does not take millions of them.
-    let base = Features { data_line: MIB_2, instruction_line: MIB_2, ..PLAIN };
+    let base = PLAIN.with_data_line(MIB_2).with_instruction_line(MIB_2);
     let features = any::features(u, base)?;
     // One size for each shape of the root.
     let ipa_bits = *u.choose(&[32, 36, 40, 43, 44, 48])?;

@@ -26,7 +26,13 @@ fn read(u: &mut Unstructured<'_>) -> Result<()> {
 fn read_of<G: Granule>(granule: G, (held, tables): (u32, usize), u: &mut Unstructured<'_>) -> Result<()> {
     let pa_bits = if u.arbitrary()? { 48 } else { u.arbitrary()? };
     let [granule_4k, granule_16k, granule_64k, lpa2_4k, lpa2_16k, ..] = any::flags(u)?;
-    let base = Features { pa_bits, granule_4k, granule_16k, granule_64k, lpa2_4k, lpa2_16k, ..Features::NONE };
+    let base = Features::NONE
+        .with_pa_bits(pa_bits)
+        .with_granule_4k(granule_4k)
+        .with_granule_16k(granule_16k)
+        .with_granule_64k(granule_64k)
+        .with_lpa2_4k(lpa2_4k)
+        .with_lpa2_16k(lpa2_16k);
     let features = any::features(u, base)?;
     let ipa_bits = if u.arbitrary()? { u.int_in_range(28..=52)? } else { u.arbitrary()? };
     // With 16 KiB, walks start at level 1 only on CPUs with 42 bits of physical address.

@@ -31,11 +31,11 @@ pub fn guest_memory(data: &[u8]) {
 
 fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let records = u.arbitrary()?;
-    let base = Features { hardware_access_flag: records, hardware_dirty_state: records, ..Features::NONE };
-    let base = Features { data_line: 2048, instruction_line: 2048, ..base };
+    let base = Features::NONE.with_hardware_access_flag(records).with_hardware_dirty_state(records);
+    let base = base.with_data_line(2048).with_instruction_line(2048);
     let features = any::features(u, base)?;
     // Large, like the cache lines, so that a huge page does not take tens of thousands of them.
-    let features = Features { zero_block: features.zero_block / 64 * 2048, ..features };
+    let features = features.with_zero_block(features.zero_block / 64 * 2048);
     let mut world = World::new(features, if u.arbitrary()? { Pages::Largest } else { Pages::Small });
     for _ in 0..MOST_OPERATIONS {
         if u.is_empty() {
@@ -175,7 +175,6 @@ impl World {
                 SlotError::Misaligned { .. } => assert!(!pages),
                 SlotError::OutsideIpa { .. } => assert!(end > limit),
                 SlotError::DeviceMisaligned { device, .. } => assert!(!device.is_aligned(PAGE)),
-                SlotError::WindowSize { .. } => panic!("{error}"),
                 SlotError::DeviceOutside { device, .. } => {
                     assert!(device.raw().checked_add(end - start).is_none());
                 }
@@ -186,7 +185,7 @@ impl World {
                     let named = self.slots.iter().find(|slot| slot.range.start == other);
                     assert!(named.is_some_and(overlaps), "{slot:?} and {other}");
                 }
-                SlotError::Gone => panic!("{slot:?} is new"),
+                error => panic!("{slot:?} is new: {error}"),
             },
         }
         assert_eq!(self.guest.scan(), before);

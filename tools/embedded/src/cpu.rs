@@ -83,7 +83,7 @@ pub fn features() -> Features {
     });
     // With stage 1 off all memory is Device memory, where DC ZVA faults.
     let stage1_is_on = read!("SCTLR_EL2") & 1 == 1;
-    Features { zero_block: if stage1_is_on { features.zero_block } else { 0 }, ..features }
+    features.with_zero_block(if stage1_is_on { features.zero_block } else { 0 })
 }
 
 /// Turns stage 2 on with these tables.

@@ -13,6 +13,7 @@ use super::wire::WINDOW_MAX;
 
 /// A peer breaks the rules of credit.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CreditError {
     /// A grant beyond the window.
     #[error("a grant of {grant} bytes beside {unused} unused ones; {WINDOW_MAX} are the most")]

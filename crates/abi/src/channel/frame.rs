@@ -30,6 +30,7 @@ pub struct Frame<'a> {
 
 /// Why bytes between two delimiters are no frame. The reader goes on after the second one.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FrameError {
     /// The stuffing is incomplete.
     #[error("a frame is cut")]

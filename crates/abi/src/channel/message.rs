@@ -16,6 +16,7 @@ use super::wire::{
 
 /// Why a frame is no message. The receiver refuses it by this name, and the session goes on.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MessageError {
     /// There is no such kind in this direction.
     #[error("a frame of kind {0:#x}")]

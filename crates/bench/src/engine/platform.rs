@@ -16,10 +16,10 @@ use super::arena::Arena;
 use crate::features::TODAY;
 
 /// A CPU of today, with the engine's own way of zeroing.
-pub const FEATURES: Features = Features { zero_block: ZERO_BLOCK as u64, ..TODAY };
+pub const FEATURES: Features = TODAY.with_zero_block(ZERO_BLOCK as u64);
 
 /// The same CPU without FEAT_S2FWB.
-pub const NOT_FORCED: Features = Features { forced_write_back: false, ..FEATURES };
+pub const NOT_FORCED: Features = FEATURES.with_forced_write_back(false);
 
 /// Bytes that `DC ZVA` zeroes.
 const ZERO_BLOCK: usize = 64;

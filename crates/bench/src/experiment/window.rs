@@ -231,7 +231,7 @@ fn pin(cpu: usize) -> anyhow::Result<()> {
 }
 
 /// As [`TODAY`], without forced write-back.
-const FEATURES: Features = Features { forced_write_back: false, ..TODAY };
+const FEATURES: Features = TODAY.with_forced_write_back(false);
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 const GIB: u64 = 1 << 30;
 /// The block's memory.

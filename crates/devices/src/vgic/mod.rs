@@ -143,6 +143,7 @@ pub struct Config<'a> {
 
 /// Why there is no such interrupt controller.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// The number of SPIs.
     #[error("an interrupt controller has 0 to 960 SPIs, a multiple of 32, and not {0}")]

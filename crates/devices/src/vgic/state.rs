@@ -35,6 +35,7 @@ const SHARED: usize = BANK + 32 * 4;
 
 /// Why a state is not given, or not taken.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StateError {
     /// The vCPU's list registers are in hardware.
     #[error("{0} is loaded on a CPU")]
@@ -107,6 +108,7 @@ pub enum StateError {
 
 /// What an interrupt cannot be.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Impossible {
     /// A priority has bits that are not implemented.
     #[error("its priority has bits that are not implemented")]

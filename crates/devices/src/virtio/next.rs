@@ -21,6 +21,7 @@ pub enum Next {
 
 /// The rule that a driver broke.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Fault {
     /// The available index runs away from what the device has taken.
     #[error("{ahead} buffers are available in queue {queue}, which has room for {size}")]

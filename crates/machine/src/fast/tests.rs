@@ -21,7 +21,7 @@ use crate::interrupts::Interrupts;
 use crate::program::{Ended, Exit, Instructions, Program};
 use crate::tlbi::Which;
 
-const FEATURES: Features = Features { vmid_bits: 16, tlbi_level_hint: true, tlbi_range: true, ..Features::NONE };
+const FEATURES: Features = Features::NONE.with_vmid_bits(16).with_tlbi_level_hint(true).with_tlbi_range(true);
 const VMID: u16 = 3;
 const RAM: Pa = Pa::new(1 << 30);
 const FRAME: u64 = 4096;

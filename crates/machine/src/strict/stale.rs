@@ -329,7 +329,7 @@ mod tests {
 
     /// CPU 0 issues it, for both CPUs; every change was visible before.
     fn issue(entries: &mut StaleEntries, operation: Tlbi, operand: u64) {
-        let features = Features { tlbi_level_hint: true, ..Features::NONE };
+        let features = Features::NONE.with_tlbi_level_hint(true);
         let reach = Reach::decode(operation, operand, &features, walk::Format::KIB_4).unwrap();
         entries.issue(0, VMID, &reach, if reach.broadcast { BOTH } else { 1 }, |_, _| true);
     }

@@ -195,7 +195,7 @@ impl Format {
 mod tests {
     use super::*;
 
-    const CPU: Features = Features { pa_bits: 52, granule_16k: true, lpa2_4k: true, lpa2_16k: true, ..Features::NONE };
+    const CPU: Features = Features::NONE.with_pa_bits(52).with_granule_16k(true).with_lpa2_4k(true).with_lpa2_16k(true);
     const DS: u64 = 1 << 32;
     const KIB_4: u64 = 0b00 << 14;
     const KIB_16: u64 = 0b10 << 14;
@@ -209,11 +209,11 @@ mod tests {
     fn what_a_cpu_lacks_is_refused() {
         for (vtcr, features) in [
             (0b11 << 14, CPU),
-            (KIB_4, Features { granule_4k: false, ..CPU }),
-            (KIB_16, Features { granule_16k: false, ..CPU }),
-            (KIB_64, Features { granule_64k: false, ..CPU }),
-            (KIB_4 | DS, Features { lpa2_4k: false, ..CPU }),
-            (KIB_16 | DS, Features { lpa2_16k: false, ..CPU }),
+            (KIB_4, CPU.with_granule_4k(false)),
+            (KIB_16, CPU.with_granule_16k(false)),
+            (KIB_64, CPU.with_granule_64k(false)),
+            (KIB_4 | DS, CPU.with_lpa2_4k(false)),
+            (KIB_16 | DS, CPU.with_lpa2_16k(false)),
             (KIB_64 | DS, CPU),
         ] {
             assert!(Format::of(vtcr, &features).is_err(), "{vtcr:#x} {features:?}");
@@ -272,7 +272,7 @@ mod tests {
             (format(KIB_64), 0x8010_f003, 2, 0),
             (format(KIB_16), 0x0200_4001, 2, 1 << 14),
         ] {
-            assert_eq!(format.reserved_bits(raw, level, &Features { pa_bits: 52, ..CPU }), expected, "{raw:#x}");
+            assert_eq!(format.reserved_bits(raw, level, &CPU.with_pa_bits(52)), expected, "{raw:#x}");
         }
     }
 }

@@ -266,14 +266,12 @@ mod tests {
     use super::super::{AccessKind, Purpose, span};
     use super::*;
 
-    const ALL: Features = Features {
-        vmid_bits: 16,
-        hardware_access_flag: true,
-        hardware_dirty_state: true,
-        execute_per_el: true,
-        common_not_private: true,
-        ..Features::NONE
-    };
+    const ALL: Features = Features::NONE
+        .with_vmid_bits(16)
+        .with_hardware_access_flag(true)
+        .with_hardware_dirty_state(true)
+        .with_execute_per_el(true)
+        .with_common_not_private(true);
     /// 40 bits of IPA from level 1 (two tables), 40 bits of PA, write-back and inner shareable walks.
     const VTCR: u64 = 1 << 31 | 2 << 16 | 0b11 << 12 | 0b0101 << 8 | 1 << 6 | 24;
     const HA: u64 = 1 << 21;
@@ -364,7 +362,7 @@ mod tests {
     /// The other granules, and FEAT_LPA2 (Arm ARM DDI 0487K.a, D8.2.2). The root's own address has up to 52 bits.
     #[test]
     fn the_shapes_of_other_granules() {
-        const LARGE: Features = Features { pa_bits: 52, granule_16k: true, lpa2_4k: true, lpa2_16k: true, ..ALL };
+        const LARGE: Features = ALL.with_pa_bits(52).with_granule_16k(true).with_lpa2_4k(true).with_lpa2_16k(true);
         const DS: u64 = 1 << 32;
         let (kib_16, kib_64) = (0b10 << 14, 0b01 << 14);
         // (TG0 and DS, T0SZ, SL0, root level, bytes of the root)
@@ -399,9 +397,9 @@ mod tests {
             (ROOT, VTCR & !(1 << 31), ALL),
             (ROOT, VTCR | 3 << 14, ALL),
             (ROOT, VTCR | 2 << 14, ALL),
-            (ROOT, VTCR & !0xff | 1 << 14 | 16, Features { pa_bits: 52, ..ALL }),
-            (ROOT, VTCR & !0xff | 2 << 14 | 2 << 6 | 24, Features { pa_bits: 40, granule_16k: true, ..ALL }),
-            (ROOT, low(24, 2), Features { pa_bits: 42, ..ALL }),
+            (ROOT, VTCR & !0xff | 1 << 14 | 16, ALL.with_pa_bits(52)),
+            (ROOT, VTCR & !0xff | 2 << 14 | 2 << 6 | 24, ALL.with_pa_bits(40).with_granule_16k(true)),
+            (ROOT, low(24, 2), ALL.with_pa_bits(42)),
             (ROOT, VTCR & !(0b01 << 10), ALL),
             (ROOT, VTCR & !(0b01 << 12), ALL),
             (ROOT, VTCR | 1 << 20, ALL),
@@ -415,11 +413,11 @@ mod tests {
             (ROOT, low(20, 1), ALL),
             (ROOT, low(34, 1), ALL),
             (ROOT, low(29, 0), ALL),
-            (ROOT, VTCR, Features { pa_bits: 39, ..ALL }),
-            (ROOT, VTCR | 1 << 19, Features { vmid_bits: 8, ..ALL }),
-            (ROOT, VTCR | HA, Features { hardware_access_flag: false, ..ALL }),
-            (ROOT, VTCR | HA | HD, Features { hardware_dirty_state: false, ..ALL }),
-            (ROOT | 1, VTCR, Features { common_not_private: false, ..ALL }),
+            (ROOT, VTCR, ALL.with_pa_bits(39)),
+            (ROOT, VTCR | 1 << 19, ALL.with_vmid_bits(8)),
+            (ROOT, VTCR | HA, ALL.with_hardware_access_flag(false)),
+            (ROOT, VTCR | HA | HD, ALL.with_hardware_dirty_state(false)),
+            (ROOT | 1, VTCR, ALL.with_common_not_private(false)),
             (ROOT | 0x100 << 48, VTCR, ALL),
             (ROOT | 0x1000, VTCR, ALL),
             (1 << 41, VTCR, ALL),
@@ -465,7 +463,7 @@ mod tests {
             assert_eq!(fault, Err(Stage2Fault { kind, level, ipa: ADDRESS }), "{raw:#x}");
         }
         // PS may exceed what the CPU implements.
-        let narrow = Regime::new(ROOT, VTCR & !(7 << 16) | 5 << 16, &Features { pa_bits: 40, ..ALL }).unwrap();
+        let narrow = Regime::new(ROOT, VTCR & !(7 << 16) | 5 << 16, &ALL.with_pa_bits(40)).unwrap();
         let wide = narrow.walk(ADDRESS, LOAD, &mut ram(3, FAR_FRAME | PAGE | ACCESSED | READ));
         assert_eq!(wide, Err(Stage2Fault { kind: AddressSize, level: 3, ipa: ADDRESS }));
         let level_0 = Regime::new(ROOT, VTCR & !0xff | 2 << 6 | 24, &ALL).unwrap();

@@ -18,8 +18,11 @@ pub const PAGE: u64 = 4096;
 /// The test itself, as a waiter.
 const OWN: u64 = 99;
 pub const RAM: Ipa = Ipa::new(0x4000_0000);
-const FEATURES: Features =
-    Features { vmid_bits: 16, hardware_access_flag: true, forced_write_back: true, tlbi_range: true, ..Features::NONE };
+const FEATURES: Features = Features::NONE
+    .with_vmid_bits(16)
+    .with_hardware_access_flag(true)
+    .with_forced_write_back(true)
+    .with_tlbi_range(true);
 
 /// What has happened.
 #[derive(Default)]

@@ -35,7 +35,7 @@ fn judge_tables_come_and_go() {
 
 #[test]
 fn judge_tables_come_and_go_without_zva() {
-    let features = Features { zero_block: 0, tlbi_range: false, ..MODERN };
+    let features = MODERN.with_zero_block(0).with_tlbi_range(false);
     tables_come_and_go(features, operations(12_000).min(400_000), seed());
 }
 

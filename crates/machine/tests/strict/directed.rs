@@ -167,7 +167,7 @@ fn judge_a_cpu_that_relies_on_a_flush_knows_that_it_is_complete() {
 /// A VMID with more bits than the CPU has is refused.
 #[test]
 fn judge_a_vmid_fits_the_cpu() {
-    let world = World::new(twofold_stage2::Features { vmid_bits: 2, ..MODERN }, 1, 1, 64 << 20);
+    let world = World::new(MODERN.with_vmid_bits(2), 1, 1, 64 << 20);
     let ended = world.machine.alone(|_| {
         let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.tables(0, 4, 40)));
         assert!(refused.is_err(), "VMID 4 is 0 on a CPU with 2 bits");

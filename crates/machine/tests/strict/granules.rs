@@ -13,7 +13,7 @@ use twofold_stage2::{
 use crate::window::ByAddress as _;
 use crate::world::{GIB, MODERN, World};
 
-const LARGE: Features = Features { pa_bits: 52, ..MODERN };
+const LARGE: Features = MODERN.with_pa_bits(52);
 /// Far beyond 48 bits.
 const HIGH: Pa = Pa::new(0xd << 48);
 

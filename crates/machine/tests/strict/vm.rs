@@ -406,7 +406,7 @@ fn generations(features: Features, seed: u64, end: impl Fn(Vm<Hosted>) + Sync) -
 
 #[test]
 fn a_vmid_is_used_again_when_its_guest_is_destroyed() {
-    for features in [MODERN, PLAIN].map(|features| Features { vmid_bits: 2, ..features }) {
+    for features in [MODERN, PLAIN].map(|features| features.with_vmid_bits(2)) {
         for seed in SEEDS {
             let ended = generations(features, seed, |vm| {
                 vm.destroy();
@@ -418,7 +418,7 @@ fn a_vmid_is_used_again_when_its_guest_is_destroyed() {
 
 #[test]
 fn a_vmid_that_is_used_again_without_that_is_reported() {
-    for features in [MODERN, PLAIN].map(|features| Features { vmid_bits: 2, ..features }) {
+    for features in [MODERN, PLAIN].map(|features| features.with_vmid_bits(2)) {
         let breach = generations(features, 1, std::mem::forget).unwrap_err();
         assert_eq!(breach.rule, Rule::VmidReused, "{breach}");
     }
@@ -487,7 +487,7 @@ fn judge_virtual_machine() {
             })
         })();
         ended.unwrap_or_else(|breach: Breach| panic!("{breach}"));
-        let ended = generations(Features { vmid_bits: 2, ..features }, 1, |vm| {
+        let ended = generations(features.with_vmid_bits(2), 1, |vm| {
             vm.destroy();
         });
         ended.unwrap_or_else(|breach| panic!("{breach}"));

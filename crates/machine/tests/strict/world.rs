@@ -13,36 +13,27 @@ pub const MIB_2: u64 = 2 << 20;
 pub const GIB: u64 = 1 << 30;
 
 /// All features that make the engine's sequences shorter.
-pub const MODERN: Features = Features {
-    pa_bits: 48,
-    granule_4k: true,
-    granule_16k: true,
-    granule_64k: true,
-    lpa2_4k: true,
-    lpa2_16k: true,
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    execute_per_el: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    common_not_private: true,
-    instruction_cache_coherent: false,
-    instruction_cache_pipt: true,
-    data_line: 64,
-    instruction_line: 64,
-    zero_block: 64,
-};
+pub const MODERN: Features = Features::NONE
+    .with_granule_16k(true)
+    .with_lpa2_4k(true)
+    .with_lpa2_16k(true)
+    .with_vmid_bits(16)
+    .with_hardware_access_flag(true)
+    .with_hardware_dirty_state(true)
+    .with_forced_write_back(true)
+    .with_execute_per_el(true)
+    .with_tlbi_range(true)
+    .with_tlbi_level_hint(true)
+    .with_common_not_private(true)
+    .with_instruction_cache_pipt(true)
+    .with_zero_block(64);
 
 /// Armv8.0, with hardware's access flag and dirty state. Long lines, so that cleaning a large block is not 16 Mi calls.
-pub const PLAIN: Features = Features {
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    data_line: 2048,
-    instruction_line: 2048,
-    ..Features::NONE
-};
+pub const PLAIN: Features = Features::NONE
+    .with_hardware_access_flag(true)
+    .with_hardware_dirty_state(true)
+    .with_data_line(2048)
+    .with_instruction_line(2048);
 
 /// Table pages that the CPUs share.
 pub struct Pages<G: Granule = Kib4> {

@@ -14,16 +14,14 @@ use twofold_stage2::{Features, Ipa};
 use super::guest::{Guest, Tasks};
 use super::leaving::{Latency, PAGE};
 
-const FEATURES: Features = Features {
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    zero_block: 64,
-    ..Features::NONE
-};
+const FEATURES: Features = Features::NONE
+    .with_vmid_bits(16)
+    .with_hardware_access_flag(true)
+    .with_hardware_dirty_state(true)
+    .with_forced_write_back(true)
+    .with_tlbi_range(true)
+    .with_tlbi_level_hint(true)
+    .with_zero_block(64);
 
 /// A guest with an array of this many pages, on a machine with this many CPUs.
 pub fn fast(pages: u64, cpus: usize) -> (Guest<FastPlatform>, Vec<FastCpu>) {

@@ -26,6 +26,7 @@ pub struct Snapshot {
 
 /// Why a snapshot was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Refused {
     /// The guest has announcements enabled, and this machine has none.
     #[error("the guest uses asynchronous page faults (area at {area}), and this machine does not offer them")]

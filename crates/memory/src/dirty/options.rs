@@ -96,6 +96,7 @@ pub(super) const LEAST_SECTION: u64 = 8;
 
 /// Why a call to a log failed. Unless the call says otherwise, the log is as it was before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LogError {
     /// The slot was removed.
     #[error("the slot is gone")]

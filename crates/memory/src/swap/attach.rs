@@ -17,6 +17,7 @@ use crate::ram::Content as PageContent;
 
 /// Why a store was not attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum AttachError {
     /// The guest has one.
     #[error("the guest has a page store: detach it first")]
@@ -36,6 +37,7 @@ pub enum AttachError {
 
 /// Why a store was not detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum DetachError {
     /// The guest has none.
     #[error("the guest has no page store")]

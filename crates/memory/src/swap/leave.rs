@@ -38,6 +38,7 @@ pub enum WrittenOut {
 
 /// Why a page was not written out. It is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum WriteOutError {
     /// There is no store.
     #[error("the guest has no page store: attach one")]

@@ -40,6 +40,7 @@ pub struct FrameUse {
 
 /// Why a limit was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LimitError {
     /// The guest would make no progress.
     #[error("a limit of {limit} frames is too small: the guest needs {least}, of which {pinned} are pinned")]

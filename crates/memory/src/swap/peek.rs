@@ -37,6 +37,7 @@ pub enum Peeked {
 
 /// Why a page cannot be peeked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PeekError {
     /// The guest has no page store.
     #[error("the guest has no page store: attach one")]

@@ -3,6 +3,7 @@
 
 /// Why a store could not do a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum StoreError {
     /// The device reports an error.
     #[error("error {code} of its device")]

@@ -30,7 +30,8 @@ pub enum Unasked {
     Here,
 }
 
-/// Why content that comes unasked is not taken. Nothing has changed.
+/// Why content that comes unasked is not taken. Nothing has changed. The caller answers each case in its own way, so a new
+/// one must not compile unseen: the cases are exhaustive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotBegun {
     /// The page is not at that place, or not any more. It keeps what it has.

@@ -16,7 +16,7 @@ use twofold_memory::dirty::{CoalescedRange, LogOptions, Tracker};
 use twofold_memory::{Answer, Backing, Done, Pages, Slot};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::Tlbi;
-use twofold_stage2::{Features, Ipa, Level};
+use twofold_stage2::{Ipa, Level};
 use world::{BASE, FEATURES, World};
 
 const BLOCKS: u64 = 4;
@@ -218,8 +218,7 @@ fn cleaning_on_abort_is_done_by_each_that_faults() {
 #[test]
 fn freeing_first_frees_while_nothing_is_mapped() {
     let between = |policies: Policies, by_fault: bool| {
-        let mut guest =
-            RunningGuest::new(Features { forced_write_back: policies.cmo == Cmo::OnMap, ..PLAIN }, Pages::Largest, 4);
+        let mut guest = RunningGuest::new(PLAIN.with_forced_write_back(policies.cmo == Cmo::OnMap), Pages::Largest, 4);
         guest.memory.set_policies(policies, || 0);
         let slot = Slot { range: BASE..BASE + HUGE_PAGE, backing: Backing::Ram, writable: true };
         let slot = guest.memory.add_slot(slot).unwrap();
@@ -259,7 +258,7 @@ fn log_of(guest: &RunningGuest, slot: twofold_memory::SlotId) -> twofold_memory:
 #[test]
 fn pages_are_at_hand_for_each_fault() {
     for (tables, taken) in [(Tables::WhenNeeded, [2, 2]), (Tables::Always, [2, 4])] {
-        let mut guest = RunningGuest::new(Features { forced_write_back: true, ..PLAIN }, Pages::Small, 4);
+        let mut guest = RunningGuest::new(PLAIN.with_forced_write_back(true), Pages::Small, 4);
         guest.memory.set_policies(Policies { tables, ..Policies::default() }, || 0);
         guest.add_ram(BASE, HUGE_PAGE);
         let root = guest.memory.counts().tables_allocated;

@@ -3,7 +3,7 @@
 
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Backing, Error, Pages, Slot};
-use twofold_stage2::{Features, Pa};
+use twofold_stage2::Pa;
 
 use crate::machine::{HUGE_PAGE, PAGE, device_at};
 use crate::world::{BASE, FEATURES, PAGES, START, World};
@@ -140,7 +140,7 @@ fn options_that_make_no_sense() {
 
 #[test]
 fn hardware_that_records_nothing() {
-    let features = Features { hardware_dirty_state: false, ..FEATURES };
+    let features = FEATURES.with_hardware_dirty_state(false);
     for tracker in Tracker::ALL {
         let mut world = World::with(features, Pages::Small, START, PAGES, 64);
         world.write_all(0..PAGES);

@@ -16,7 +16,7 @@ use crate::machine::{HUGE_PAGE, Host, Machine, PAGE, PREALLOCATED, RAM};
 
 /// A CPU that records accesses and writes.
 pub const FEATURES: Features =
-    Features { hardware_access_flag: true, hardware_dirty_state: true, forced_write_back: true, ..PLAIN };
+    PLAIN.with_hardware_access_flag(true).with_hardware_dirty_state(true).with_forced_write_back(true);
 
 /// An address where a slot may be mapped by blocks.
 pub const BASE: Ipa = Ipa::new(4 << 30);

@@ -13,7 +13,7 @@ use crate::machine::{HUGE_PAGE, PAGE};
 
 const READ_EXECUTE: Access = Access { write: false, ..Access::ALL };
 /// Invalidation by address is exact.
-const PIPT: Features = Features { instruction_cache_pipt: true, ..FORCED };
+const PIPT: Features = FORCED.with_instruction_cache_pipt(true);
 
 /// The record of one fault at a page whose tables exist, and the page's PA.
 fn record(features: Features, before: &[AccessKind], kind: FaultKind, access: AccessKind) -> (Vec<Event>, Pa) {
@@ -56,7 +56,7 @@ fn a_fetch_maps_for_execution_after_the_instruction_cache_was_invalidated() {
 
 #[test]
 fn without_forced_write_back_code_is_cleaned_before_the_instruction_cache_is_invalidated() {
-    let (record, pa) = record(Features { instruction_cache_pipt: true, ..PLAIN }, &[], Translation, Execute);
+    let (record, pa) = record(PLAIN.with_instruction_cache_pipt(true), &[], Translation, Execute);
     let expected = [
         Event::Clean(pa, PAGE),
         Event::Dsb(Domain::Ish),
@@ -98,7 +98,7 @@ fn what_may_be_executed_is_not_maintained_again() {
 
 #[test]
 fn a_fetch_makes_the_whole_block_executable() {
-    for features in [FORCED, PIPT, Features { instruction_line: 64, ..PIPT }] {
+    for features in [FORCED, PIPT, PIPT.with_instruction_line(64)] {
         let mut guest = guest(features, Pages::Largest, HUGE_PAGE);
         guest.reach(BASE, Write);
         guest.machine.watch(BASE, None);
@@ -124,7 +124,7 @@ fn a_fetch_makes_the_whole_block_executable() {
 fn a_coherent_instruction_cache_needs_neither_fault_nor_invalidation() {
     for (pages, level) in [(Pages::Small, Level::L3), (Pages::Largest, Level::L2)] {
         for access in [Read, Write, Execute] {
-            let mut guest = guest(Features { forced_write_back: true, ..COHERENT }, pages, HUGE_PAGE);
+            let mut guest = guest(COHERENT.with_forced_write_back(true), pages, HUGE_PAGE);
             assert!(matches!(
                 guest.touch(BASE, access),
                 Ok(Outcome::Reaches(_, answers)) if answers == [mapped(level, true)]

@@ -17,7 +17,7 @@ const ZEROES: [u8; PAGE as usize] = [0; PAGE as usize];
 fn a_guest_sees_zeroes_the_moment_it_sees_anything() {
     for forced_write_back in [false, true] {
         for zero_block in [0, 64, 2048] {
-            let features = Features { forced_write_back, zero_block, ..PLAIN };
+            let features = PLAIN.with_forced_write_back(forced_write_back).with_zero_block(zero_block);
             for (pages, level, leaf) in [(Pages::Small, Level::L3, PAGE), (Pages::Largest, Level::L2, HUGE_PAGE)] {
                 for access in [Read, Write, Execute] {
                     let mut guest = guest(features, pages, 2 * HUGE_PAGE);
@@ -65,20 +65,20 @@ fn sees(pa: Pa) -> Event {
 
 #[test]
 fn a_page_is_zeroed_then_cleaned_then_mapped() {
-    let (record, pa) = record_of_a_page(Features { zero_block: 64, ..PLAIN });
+    let (record, pa) = record_of_a_page(PLAIN.with_zero_block(64));
     let (zero, clean) = (Event::Zero(pa, PAGE), Event::Clean(pa, PAGE));
     assert_eq!(record, [zero, clean, Event::Dsb(Domain::Ish), sees(pa), Event::Dsb(Domain::IshSt)]);
 }
 
 #[test]
 fn with_forced_write_back_a_page_is_zeroed_then_mapped() {
-    let (record, pa) = record_of_a_page(Features { zero_block: 64, ..FORCED });
+    let (record, pa) = record_of_a_page(FORCED.with_zero_block(64));
     assert_eq!(record, [Event::Zero(pa, PAGE), sees(pa), Event::Dsb(Domain::IshSt)]);
 }
 
 #[test]
 fn a_block_is_zeroed_then_cleaned_then_mapped() {
-    let mut guest = guest(Features { zero_block: 2048, ..PLAIN }, Pages::Largest, 2 * HUGE_PAGE);
+    let mut guest = guest(PLAIN.with_zero_block(2048), Pages::Largest, 2 * HUGE_PAGE);
     guest.reach(BASE, Read);
     let at = BASE + HUGE_PAGE;
     guest.machine.watch(at, Some(ZEROES.to_vec()));

@@ -18,7 +18,7 @@ const ZEROES: [u8; PAGE as usize] = [0; PAGE as usize];
 /// A guest with one huge page, of which the first and last page, and those beside the first border of pieces, must read
 /// as `expected` when they are first seen.
 fn watched_guest(features: Features) -> RunningGuest {
-    let guest = guest(Features { zero_block: 64, ..features }, Pages::Largest, HUGE_PAGE);
+    let guest = guest(features.with_zero_block(64), Pages::Largest, HUGE_PAGE);
     for offset in [0, PIECE - PAGE, PIECE, HUGE_PAGE - PAGE] {
         guest.machine.watch(BASE + offset, Some(ZEROES.to_vec()));
     }
@@ -73,7 +73,7 @@ fn an_interrupt_that_comes_late_stops_there() {
 #[test]
 fn a_write_between_two_pieces_stays() {
     for features in [FORCED, PLAIN] {
-        let mut guest = guest(Features { zero_block: 64, ..features }, Pages::Largest, HUGE_PAGE);
+        let mut guest = guest(features.with_zero_block(64), Pages::Largest, HUGE_PAGE);
         guest.machine.set_interrupt_hook(|| true);
         let written = [0, 31, 32, 40, 64, 511];
         assert_eq!(guest.fault(BASE, Translation, Read), Ok(INTERRUPTED));
@@ -128,7 +128,7 @@ fn each_piece_is_cleaned_once() {
 /// A huge page that a loader has written, and in which nothing is to be zeroed.
 #[test]
 fn what_was_loaded_is_cleaned_in_pieces() {
-    let mut guest = guest(Features { zero_block: 64, ..PLAIN }, Pages::Largest, HUGE_PAGE);
+    let mut guest = guest(PLAIN.with_zero_block(64), Pages::Largest, HUGE_PAGE);
     let text = [7; PAGE as usize];
     (0..512).for_each(|page| guest.memory.write(BASE + page * PAGE, &text).unwrap());
     for page in [0, 31, 32, 511] {
@@ -143,7 +143,7 @@ fn what_was_loaded_is_cleaned_in_pieces() {
 #[test]
 fn a_piece_that_is_written_after_it_was_cleaned_is_cleaned_again() {
     for page in [0, 31, 32, 100] {
-        let mut guest = guest(Features { zero_block: 64, ..PLAIN }, Pages::Largest, HUGE_PAGE);
+        let mut guest = guest(PLAIN.with_zero_block(64), Pages::Largest, HUGE_PAGE);
         guest.machine.set_interrupt_hook(|| true);
         for _ in 0..4 {
             assert_eq!(guest.fault(BASE, Translation, Read), Ok(INTERRUPTED));
@@ -165,7 +165,7 @@ fn a_piece_that_is_written_after_it_was_cleaned_is_cleaned_again() {
 /// What was cleared is zeroed and cleaned anew.
 #[test]
 fn a_huge_page_that_is_cleared_is_cleaned_again() {
-    let mut guest = RunningGuest::new(Features { zero_block: 64, ..PLAIN }, Pages::Largest, 4);
+    let mut guest = RunningGuest::new(PLAIN.with_zero_block(64), Pages::Largest, 4);
     let slot = guest.add(BASE, HUGE_PAGE, twofold_memory::Backing::Ram, true);
     for round in 0..2 {
         guest.machine.watch(BASE, Some(ZEROES.to_vec()));

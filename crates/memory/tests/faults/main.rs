@@ -33,9 +33,9 @@ use FaultKind::{Permission, Translation};
 const BASE: Ipa = Ipa::new(4 << 30);
 
 /// No cache maintenance on the data side.
-const FORCED: Features = Features { forced_write_back: true, ..PLAIN };
+const FORCED: Features = PLAIN.with_forced_write_back(true);
 /// Instruction fetches see all data.
-const COHERENT: Features = Features { instruction_cache_coherent: true, ..PLAIN };
+const COHERENT: Features = PLAIN.with_instruction_cache_coherent(true);
 
 fn mapped(level: Level, first_touch: bool) -> Answer {
     Answer::Retry(Done::Mapped { level, first_touch })

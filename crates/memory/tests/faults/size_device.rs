@@ -139,7 +139,7 @@ fn a_device_that_may_not_be_written_is_not() {
 
 #[test]
 fn a_device_beyond_the_physical_address_space_is_an_error() {
-    let mut guest = RunningGuest::new(Features { pa_bits: 40, ..PLAIN }, Pages::Largest, 1);
+    let mut guest = RunningGuest::new(PLAIN.with_pa_bits(40), Pages::Largest, 1);
     let pa = Pa::new(1 << 40);
     guest.add(BASE, PAGE, device_at(pa), true);
     let error = Error::Stage2(twofold_stage2::Error::OutsidePa { pa, bits: 40 });

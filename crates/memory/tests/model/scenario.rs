@@ -70,15 +70,15 @@ fn features() -> impl Strategy<Value = Features> {
     let zero_block = prop::sample::select(vec![0, 64, 512, 2048]);
     // Short lines make the test slow.
     let line = prop::sample::select(vec![2048, 2048, 2048, 64]);
-    (bits, zero_block, line).prop_map(|((fwb, dic, pipt, ttl), zero_block, line)| Features {
-        forced_write_back: fwb,
-        instruction_cache_coherent: dic,
-        instruction_cache_pipt: pipt,
-        tlbi_level_hint: ttl,
-        data_line: line,
-        instruction_line: line,
-        zero_block,
-        ..Features::NONE
+    (bits, zero_block, line).prop_map(|((fwb, dic, pipt, ttl), zero_block, line)| {
+        Features::NONE
+            .with_forced_write_back(fwb)
+            .with_instruction_cache_coherent(dic)
+            .with_instruction_cache_pipt(pipt)
+            .with_tlbi_level_hint(ttl)
+            .with_data_line(line)
+            .with_instruction_line(line)
+            .with_zero_block(zero_block)
     })
 }
 

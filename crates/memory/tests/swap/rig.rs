@@ -23,7 +23,7 @@ use crate::store::{Reports, Store};
 
 /// A CPU that records accesses and writes.
 pub const FEATURES: Features =
-    Features { hardware_access_flag: true, hardware_dirty_state: true, forced_write_back: true, ..PLAIN };
+    PLAIN.with_hardware_access_flag(true).with_hardware_dirty_state(true).with_forced_write_back(true);
 /// The start of the slot, where a block may be.
 pub const START: Ipa = Ipa::new(4 << 30);
 /// The first single frame.

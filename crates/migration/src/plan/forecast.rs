@@ -22,6 +22,7 @@ pub struct Forecast {
 
 /// How pre-copy ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Outcome {
     /// The rest fits the downtime.
     #[error("the rest fits the downtime")]

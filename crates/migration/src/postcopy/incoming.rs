@@ -32,6 +32,7 @@ pub struct Came<'a> {
 
 /// Why absent pages do not come.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum FetchError {
     /// The stream cannot be read.
     #[error(transparent)]

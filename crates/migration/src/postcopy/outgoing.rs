@@ -34,6 +34,7 @@ pub enum Served {
 
 /// Why absent pages cannot be sent. The source keeps them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ServeError {
     /// The stream cannot be written.
     #[error(transparent)]

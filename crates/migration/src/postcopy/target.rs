@@ -37,6 +37,7 @@ pub enum Need {
 
 /// Whether the guest can go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TargetState {
     /// Pages come.
     #[error("{absent} pages are absent")]

@@ -21,6 +21,7 @@ pub struct Failed {
 
 /// The causes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Cause {
     /// It was cancelled.
     #[error("the migration was cancelled")]

@@ -131,6 +131,7 @@ pub trait Queued {
 
 /// Why a guest's memory could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RamError {
     /// Memory that is not of this crate fails.
     #[error("{0}")]

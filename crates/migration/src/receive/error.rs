@@ -9,6 +9,7 @@ use crate::stream::{Name, ReadError};
 
 /// Why a guest was not received. What had come of it was released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReceiveError {
     /// A stream cannot be read.
     #[error("stream {stream}: {error}")]
@@ -49,6 +50,7 @@ pub enum ReceiveError {
 
 /// Why several streams are not those of one migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum JoinError {
     /// The number of streams is not what they say.
     #[error("{came} streams came, and their hellos say {said}")]

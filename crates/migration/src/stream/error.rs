@@ -26,6 +26,7 @@ pub struct ReadError {
 
 /// What is wrong with a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Cause {
     /// The source failed.
     #[error("the stream's source failed: {0:?}")]

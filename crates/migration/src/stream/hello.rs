@@ -61,6 +61,7 @@ pub struct Capabilities {
 
 /// Why a target cannot take a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Refusal {
     /// It cannot build the machine.
     #[error("the guest's machine is {wanted}, and this target builds {here}")]
@@ -124,6 +125,7 @@ pub enum Refusal {
 
 /// What is wrong with a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum HelloError {
     /// Its size is not that of its rows.
     #[error("a hello of {0} bytes")]

@@ -26,6 +26,7 @@ pub enum Message {
 
 /// The content of a message is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum MessageError {
     /// There is no such message.
     #[error("a message of form {0}")]

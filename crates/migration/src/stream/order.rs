@@ -13,6 +13,7 @@ use super::wire::{SECTIONS_MAX, WHOLE};
 
 /// A record that does not belong where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum OrderError {
     /// The record belongs elsewhere.
     #[error("{record} {progress}")]

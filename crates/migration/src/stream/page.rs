@@ -49,6 +49,7 @@ impl Packer {
 
 /// Why a page's bytes are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PageError {
     /// There is no such form.
     #[error("a page of form {0}")]

@@ -24,6 +24,7 @@ pub struct Slot {
 
 /// What is wrong with memslots, or with a page in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SlotError {
     /// The record has another size than its rows.
     #[error("memslots of {0} bytes")]

@@ -29,6 +29,7 @@ pub struct Writer<W> {
 
 /// Why a record was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum WriteError {
     /// The sink failed, now or before.
     #[error("the stream's sink failed: {0:?}")]

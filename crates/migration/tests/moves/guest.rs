@@ -26,16 +26,14 @@ const MIB_2: u64 = 2 << 20;
 /// Memory of a place.
 const PART: u64 = 5 * MIB_2;
 
-const FEATURES: Features = Features {
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    zero_block: 64,
-    ..Features::NONE
-};
+const FEATURES: Features = Features::NONE
+    .with_vmid_bits(16)
+    .with_hardware_access_flag(true)
+    .with_hardware_dirty_state(true)
+    .with_forced_write_back(true)
+    .with_tlbi_range(true)
+    .with_tlbi_level_hint(true)
+    .with_zero_block(64);
 
 /// The guest's memslots: one that it cannot write to, and two of odd sizes. Together they have all kinds of words.
 pub fn slots() -> Vec<stream::Slot> {

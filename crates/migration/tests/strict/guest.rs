@@ -14,19 +14,17 @@ pub const PAGE: u64 = 4096;
 const MIB_2: u64 = 2 << 20;
 const PART: u64 = 3 * MIB_2;
 
-const FEATURES: Features = Features {
-    pa_bits: 48,
-    vmid_bits: 16,
-    hardware_access_flag: true,
-    hardware_dirty_state: true,
-    forced_write_back: true,
-    tlbi_range: true,
-    tlbi_level_hint: true,
-    data_line: 64,
-    instruction_line: 64,
-    zero_block: 64,
-    ..Features::NONE
-};
+const FEATURES: Features = Features::NONE
+    .with_pa_bits(48)
+    .with_vmid_bits(16)
+    .with_hardware_access_flag(true)
+    .with_hardware_dirty_state(true)
+    .with_forced_write_back(true)
+    .with_tlbi_range(true)
+    .with_tlbi_level_hint(true)
+    .with_data_line(64)
+    .with_instruction_line(64)
+    .with_zero_block(64);
 
 pub const SLOT: stream::Slot = stream::Slot { number: 0, read_only: false, first: 0x4_0000, pages: 100 };
 

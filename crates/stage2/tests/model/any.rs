@@ -5,17 +5,17 @@ use super::*;
 
 pub fn any_features() -> impl Strategy<Value = Features> {
     let bits = any::<(bool, bool, bool, bool, bool, bool)>();
-    bits.prop_map(|(tlbi_range, tlbi_level_hint, forced_write_back, execute_per_el, zero, plain)| Features {
-        hardware_dirty_state: !plain,
-        tlbi_range,
-        tlbi_level_hint,
-        forced_write_back,
-        execute_per_el,
-        zero_block: if zero { 64 } else { 0 },
-        // These tests do not check caches, so a 1 GiB block need not take millions of cache operations.
-        data_line: MIB_2,
-        instruction_line: MIB_2,
-        ..PLAIN
+    bits.prop_map(|(tlbi_range, tlbi_level_hint, forced_write_back, execute_per_el, zero, plain)| {
+        PLAIN
+            .with_hardware_dirty_state(!plain)
+            .with_tlbi_range(tlbi_range)
+            .with_tlbi_level_hint(tlbi_level_hint)
+            .with_forced_write_back(forced_write_back)
+            .with_execute_per_el(execute_per_el)
+            .with_zero_block(if zero { 64 } else { 0 })
+            // These tests do not check caches, so a 1 GiB block need not take millions of cache operations.
+            .with_data_line(MIB_2)
+            .with_instruction_line(MIB_2)
     })
 }
 

@@ -14,7 +14,7 @@ use twofold_stage2::Unwatched;
 
 const BASE: Ipa = Ipa::new(4 * GIB);
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
-const FEATURES: Features = Features { data_line: MIB_2, instruction_line: MIB_2, ..PLAIN };
+const FEATURES: Features = PLAIN.with_data_line(MIB_2).with_instruction_line(MIB_2);
 
 type Attempt = fn(&mut Guest) -> Result<(), Error>;
 

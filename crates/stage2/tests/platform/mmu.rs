@@ -62,7 +62,7 @@ impl Mmu {
     pub fn new(vttbr: u64, vtcr: u64, features: &Features) -> Self {
         let regime = Regime::new(vttbr, vtcr, features).unwrap_or_else(|error| panic!("{error}"));
         // Some tests set DBM for a CPU that ignores it.
-        Self { regime, features: Features { hardware_dirty_state: true, ..*features } }
+        Self { regime, features: features.with_hardware_dirty_state(true) }
     }
 
     /// The leaf for `ipa`, or the level at which there is none.

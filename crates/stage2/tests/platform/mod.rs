@@ -33,7 +33,7 @@ pub const GIB: u64 = 1 << 30;
 pub const VMID: u16 = 0x5a;
 
 /// Armv8.0 and nothing more. Cache lines are long, so that cleaning a 1 GiB block does not take 16 Mi calls.
-pub const PLAIN: Features = Features { data_line: 2048, instruction_line: 2048, ..Features::NONE };
+pub const PLAIN: Features = Features::NONE.with_data_line(2048).with_instruction_line(2048);
 
 /// What the engine did.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -104,7 +104,7 @@ fn without_writes_hardware_may_not_grant_them_either() {
 fn execution_is_granted_after_invalidating_code() {
     let code = [Event::Dsb(Domain::Ish), Event::InvalidateCode(frame(0), KIB_4), Event::Dsb(Domain::Ish)];
     let granted = [sees(BASE, 3, frame(0), Access::ALL)];
-    let mut guest = guest(Features { instruction_cache_pipt: true, ..HINTS });
+    let mut guest = guest(HINTS.with_instruction_cache_pipt(true));
     guest.watch(BASE);
 
     map(&mut guest, BASE, frame(0), Level::L3, &RAM);
@@ -116,7 +116,7 @@ fn execution_is_granted_after_invalidating_code() {
 #[test]
 fn execution_that_is_granted_already_touches_no_cache() {
     for level in [Level::L3, Level::L2] {
-        let mut guest = guest(Features { instruction_cache_pipt: true, ..HINTS });
+        let mut guest = guest(HINTS.with_instruction_cache_pipt(true));
         let executable = Attributes::ram(Access { write: false, ..Access::ALL });
         map(&mut guest, BASE, frame(0), level, &executable);
         guest.watch(BASE);
@@ -242,7 +242,7 @@ fn tables_that_are_missing_are_counted() {
 fn a_vmid_has_to_fit() {
     let build = |vmid: u16, vmid_bits: u32| {
         let guest = guest(HINTS);
-        let features = Features { vmid_bits, ..HINTS };
+        let features = HINTS.with_vmid_bits(vmid_bits);
         let host = crate::platform::Host(guest.machine.clone());
         let Guest { stage2, mut pool, .. } = guest;
         let geometry = *stage2.geometry();

@@ -12,7 +12,7 @@ use twofold_stage2::{Coalesced, Leaf, Memory, Shareability};
 const WRITABLE: u64 = 1 << 7;
 const RW: Access = Access::READ_WRITE;
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
-const NO_FWB: Features = Features { forced_write_back: false, ..RANGES };
+const NO_FWB: Features = RANGES.with_forced_write_back(false);
 
 fn coalesce(guest: &mut Guest, ipa: Ipa, level: Level, attributes: &Attributes) -> (Coalesced, Vec<Leaf>) {
     let mut reported = Vec::new();
@@ -339,7 +339,7 @@ fn where_no_table_is_it_is_a_mapping() {
 /// Code is invalidated once, before the break.
 #[test]
 fn executable_memory_is_made_ready_before_the_break() {
-    let mut guest = guest(Features { instruction_cache_pipt: true, ..RANGES });
+    let mut guest = guest(RANGES.with_instruction_cache_pipt(true));
     map_pages(&mut guest, BASE, frame(0), 1);
     guest.watch(BASE);
     assert_eq!(coalesce(&mut guest, BASE, Level::L2, &Attributes::ram(Access::ALL)), done(1));

@@ -11,7 +11,7 @@ use twofold_stage2::{Error, Marked, Relaxed, Unwatched};
 
 const WRITABLE: u64 = 1 << 7;
 /// A CPU with hardware dirty state.
-const RECORDS: Features = Features { hardware_access_flag: true, hardware_dirty_state: true, ..HINTS };
+const RECORDS: Features = HINTS.with_hardware_access_flag(true).with_hardware_dirty_state(true);
 const READ: Attributes = Attributes::ram(Access::READ);
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..READ };
 const DIRTY: Attributes = Attributes { dirty_by_hardware: true, ..RAM };
@@ -119,7 +119,7 @@ fn what_could_not_be_written_is_tracked_without_a_flush() {
 
 #[test]
 fn a_mask_makes_its_pages_clean_and_none_between() {
-    let guest = guest_with(Features { tlbi_range: true, ..RECORDS }, &"wd".repeat(33));
+    let guest = guest_with(RECORDS.with_tlbi_range(true), &"wd".repeat(33));
     let mask = 1 << 1 | 1 << 2 | 1 << 40 | 1 << 63;
     let _ = guest.stage2.set_dbm_clean_mask(page(1), mask).unwrap().complete();
     let expected: String =
@@ -348,7 +348,7 @@ fn a_cpu_without_records_sets_dbm_on_nothing() {
 /// Several changes at once, as a dirty log joins them: one flush.
 #[test]
 fn sections_that_are_ended_together_are_flushed_once() {
-    let guest = guest_with(Features { tlbi_range: true, ..RECORDS }, &"d".repeat(16));
+    let guest = guest_with(RECORDS.with_tlbi_range(true), &"d".repeat(16));
     let mut pending = guest.stage2.clear_dbm(pages(0, 4)).unwrap();
     pending.join(guest.stage2.clear_dbm(pages(4, 8)).unwrap());
     pending.join(guest.stage2.clear_dbm(pages(12, 16)).unwrap());

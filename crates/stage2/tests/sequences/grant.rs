@@ -7,7 +7,7 @@ use super::*;
 use crate::platform::{KIB_4, VMID};
 
 /// Features that need no cleaning: the memory lent here is in the arena.
-const FORCED: Features = Features { forced_write_back: true, ..PLAIN };
+const FORCED: Features = PLAIN.with_forced_write_back(true);
 
 const BASE: Ipa = Ipa::new(GIB);
 

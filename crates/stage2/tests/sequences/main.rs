@@ -31,8 +31,8 @@ use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::{Access, Attributes, Features, Ipa, IpaRange, Level, Mapped, Pa, Stage2};
 
 /// Level hints, and no cache maintenance, which has its own tests.
-const HINTS: Features = Features { tlbi_level_hint: true, forced_write_back: true, ..PLAIN };
-const RANGES: Features = Features { tlbi_range: true, ..HINTS };
+const HINTS: Features = PLAIN.with_tlbi_level_hint(true).with_forced_write_back(true);
+const RANGES: Features = HINTS.with_tlbi_range(true);
 
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 

@@ -19,9 +19,9 @@ const CODE: [Event; 3] =
     [Event::Dsb(Domain::Ish), Event::InvalidateCode(Pa::new(0x10_0000_0000), KIB_4), Event::Dsb(Domain::Ish)];
 const ALL_CODE: [Event; 3] = [Event::Dsb(Domain::Ish), Event::InvalidateAllCode, Event::Dsb(Domain::Ish)];
 
-const FWB: Features = Features { forced_write_back: true, ..PLAIN };
-const PIPT: Features = Features { instruction_cache_pipt: true, ..PLAIN };
-const DIC: Features = Features { instruction_cache_coherent: true, ..PIPT };
+const FWB: Features = PLAIN.with_forced_write_back(true);
+const PIPT: Features = PLAIN.with_instruction_cache_pipt(true);
+const DIC: Features = PIPT.with_instruction_cache_coherent(true);
 
 /// Checks the events of mapping a page into an empty tree: two tables, this maintenance, the entry, a barrier.
 #[track_caller]
@@ -59,7 +59,7 @@ fn forced_write_back_saves_the_cleaning() {
 #[test]
 fn dic_saves_the_instruction_side() {
     maps_with(DIC, Attributes::ram(Access::ALL), &[&CLEAN]);
-    maps_with(Features { forced_write_back: true, ..DIC }, Attributes::ram(Access::ALL), &[]);
+    maps_with(DIC.with_forced_write_back(true), Attributes::ram(Access::ALL), &[]);
 }
 
 /// A dirty line would overwrite what the guest writes past the cache, and FEAT_S2FWB does not reach this type.
@@ -112,7 +112,7 @@ fn a_block_is_maintained_as_a_whole() {
 #[test]
 fn code_is_invalidated_by_its_own_lines() {
     for (data_line, instruction_line) in [(128, 64), (64, 128)] {
-        let features = Features { data_line, instruction_line, ..PIPT };
+        let features = PIPT.with_data_line(data_line).with_instruction_line(instruction_line);
         maps_with(features, Attributes::ram(Access::ALL), &[&CLEAN, &CODE]);
     }
 }
@@ -120,7 +120,7 @@ fn code_is_invalidated_by_its_own_lines() {
 /// The limit is a number of lines: 1024 lines of 2 KiB are a 2 MiB block, and twice as many are too many.
 #[test]
 fn beyond_the_limit_of_lines_all_code_is_invalidated() {
-    let mut guest = guest(Features { instruction_line: 1024, forced_write_back: true, ..PIPT });
+    let mut guest = guest(PIPT.with_instruction_line(1024).with_forced_write_back(true));
     let attributes = Attributes::ram(Access::ALL);
     assert_eq!(guest.stage2.map(BASE, frame(0), Level::L2, &attributes, &mut guest.pool), Ok(Mapped::New));
     let expected = [&TAKE_TWO[..2], &ALL_CODE, &[Event::Dsb(Domain::IshSt)]];
@@ -130,7 +130,7 @@ fn beyond_the_limit_of_lines_all_code_is_invalidated() {
 /// A page from the source may hold anything. A walk at any instruction must not read its old content.
 #[test]
 fn tables_are_zeroed_before_they_are_linked() {
-    let mut guest = guest(Features { zero_block: 512, ..FWB });
+    let mut guest = guest(FWB.with_zero_block(512));
     guest.watch(BASE + KIB_4);
     assert_eq!(guest.stage2.map(BASE, frame(0), Level::L3, &RAM, &mut guest.pool), Ok(Mapped::New));
     let expected = [
@@ -149,7 +149,7 @@ fn tables_are_zeroed_before_they_are_linked() {
 /// The guest may run on empty tables, and fault.
 #[test]
 fn an_empty_root_is_zeroed_and_visible() {
-    let guest = Guest::new(Features { zero_block: 512, ..FWB }, IPA_BITS);
+    let guest = Guest::new(FWB.with_zero_block(512), IPA_BITS);
     assert_eq!(guest.events(), [Event::Zero(platform::memory::ROOT, 2 * KIB_4), Event::Dsb(Domain::IshSt)]);
     assert_eq!(guest.scan(), platform::mmu::Scan::default());
 }

@@ -12,7 +12,7 @@ const WRITABLE: u64 = 1 << 7;
 fn a_leaf_is_replaced_by_break_before_make() {
     // Longer lines for larger leaves, since each line is a call.
     for (level, size, data_line) in [(Level::L3, KIB_4, 64), (Level::L2, MIB_2, KIB_4), (Level::L1, GIB, MIB_2)] {
-        let mut guest = guest(Features { tlbi_level_hint: true, data_line, ..PLAIN });
+        let mut guest = guest(PLAIN.with_tlbi_level_hint(true).with_data_line(data_line));
         map(&mut guest, BASE, frame(0), level, &RAM);
         let old = guest.stage2.look_up(BASE).unwrap().descriptor;
         guest.watch(BASE);
@@ -51,7 +51,7 @@ fn another_memory_type_is_another_leaf() {
 #[test]
 fn memory_of_another_type_is_cleaned_between_break_and_make() {
     const TYPES: [Memory; 3] = [Memory::Normal, Memory::NonCacheable, Memory::Device];
-    for features in [HINTS, Features { tlbi_level_hint: true, ..PLAIN }] {
+    for features in [HINTS, PLAIN.with_tlbi_level_hint(true)] {
         for (of_old, of_new) in TYPES.into_iter().flat_map(|old| TYPES.map(|new| (old, new))) {
             let mut guest = guest(features);
             let [old, new] = [of_old, of_new].map(|memory| Attributes { memory, ..RAM });

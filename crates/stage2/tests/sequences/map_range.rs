@@ -53,7 +53,7 @@ fn a_range_keeps_its_type() {
 fn a_table_of_a_range_is_linked_when_it_is_full() {
     let above = [Event::Take(table(0)), Event::Zero(table(0), KIB_4), Event::Dsb(Domain::IshSt)];
     for (size, largest, level, above) in [(MIB_2, Level::L3, 3, &above[..]), (GIB, Level::L2, 2, &[])] {
-        let mut guest = guest(Features { zero_block: 512, ..HINTS });
+        let mut guest = guest(HINTS.with_zero_block(512));
         let last = BASE + (size - KIB_4);
         guest.watch(last);
         guest.stage2.map_range(range(BASE, size), frame(0), largest, &RAM, &mut guest.pool).unwrap();

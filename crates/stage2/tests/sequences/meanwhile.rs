@@ -160,7 +160,7 @@ fn no_lock_is_held_while_the_lines_of_a_block_are_maintained() {
     assert_eq!(stage2.map(BASE, frame(0), Level::L2, &RAM, &mut pool), Ok(Mapped::New));
     assert!(acted.get() && is_young(&stage2));
 
-    let mut guest = with_neighbour(Features { instruction_cache_pipt: true, ..HINTS });
+    let mut guest = with_neighbour(HINTS.with_instruction_cache_pipt(true));
     map(&mut guest, BASE, frame(0), Level::L2, &RAM);
     let Guest { machine, stage2, pool: _pool, .. } = guest;
     let stage2 = Rc::new(stage2);

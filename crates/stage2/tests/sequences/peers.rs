@@ -71,7 +71,7 @@ fn guest_with(features: Features, level: Level) -> Guest {
 }
 
 fn each(check: impl Fn(&str, Guest, fn(&mut Guest))) {
-    for features in [HINTS, RANGES, Features { forced_write_back: false, ..HINTS }] {
+    for features in [HINTS, RANGES, HINTS.with_forced_write_back(false)] {
         for (name, level, act) in TAKING.into_iter().chain(RESHAPING) {
             check(name, guest_with(features, level), act);
         }

@@ -107,7 +107,7 @@ fn what_hardware_records_in_a_table_until_its_flush_is_complete_is_handed_over()
 
 #[test]
 fn no_level_is_hinted_at_without_the_feature() {
-    let mut guest = guest_with_table(Features { tlbi_level_hint: false, ..HINTS });
+    let mut guest = guest_with_table(HINTS.with_tlbi_level_hint(false));
     map_pages(&mut guest, BASE, frame(0), 1);
     assert_eq!(flush(&mut guest, range(BASE, KIB_4)), by_leaf(BASE, None));
 }
@@ -329,7 +329,7 @@ fn unmapping_a_part_of_a_block_leaves_the_rest() {
 /// caches, or that it left dirty.
 #[test]
 fn without_forced_write_back_each_leaf_is_cleaned_after_its_flush() {
-    let mut guest = guest_with_table(Features { tlbi_level_hint: true, ..PLAIN });
+    let mut guest = guest_with_table(PLAIN.with_tlbi_level_hint(true));
     map_pages(&mut guest, BASE, frame(0), 3);
     guest.watch(BASE);
     let pending = guest.stage2.unmap(range(BASE, 2 * KIB_4), &mut guest.pool, Unwatched).unwrap();
@@ -341,7 +341,7 @@ fn without_forced_write_back_each_leaf_is_cleaned_after_its_flush() {
 
 #[test]
 fn the_leaves_of_a_table_are_cleaned_after_its_flush_and_before_it_is_freed() {
-    let mut guest = guest(Features { tlbi_range: true, ..PLAIN });
+    let mut guest = guest(PLAIN.with_tlbi_range(true));
     map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
     map_pages(&mut guest, BASE, frame(0), 2);
     let (flush, freed) = unmap(&mut guest, range(BASE, MIB_2));

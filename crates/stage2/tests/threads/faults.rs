@@ -54,7 +54,7 @@ fn ranges_that_are_mapped_by_several_are_mapped_once() {
 #[test]
 fn a_block_is_cleaned_by_one_vcpu_only() {
     let (blocks, threads, seed) = (volume(16, 1), 3, seed());
-    let features = Features { data_line: volume(2048, MIB_2 / 4), ..LINES };
+    let features = LINES.with_data_line(volume(2048, MIB_2 / 4));
     let guest = Guest::new(features, 40, 4);
     in_threads(threads, seed, |_, _, crew| {
         for block in 0..blocks {
@@ -85,7 +85,7 @@ fn a_page_is_cleaned_by_one_vcpu_only() {
 #[test]
 fn a_table_is_coalesced_and_cleaned_by_one_vcpu_only() {
     let (blocks, threads, seed) = (volume(16, 1), 3, seed());
-    let features = Features { data_line: volume(2048, MIB_2 / 4), ..LINES };
+    let features = LINES.with_data_line(volume(2048, MIB_2 / 4));
     let guest = Guest::new(features, 40, 20);
     // One page of each block is mapped; the rest needs cleaning.
     let hole = MIB_2 - KIB_4;

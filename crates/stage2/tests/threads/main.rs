@@ -27,9 +27,9 @@ const MIB_2: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
 
 /// Features that need no cache maintenance.
-const FWB: Features = Features { forced_write_back: true, tlbi_range: true, ..LINES };
+const FWB: Features = LINES.with_forced_write_back(true).with_tlbi_range(true);
 /// Features with long cache lines.
-const LINES: Features = Features { data_line: 2048, instruction_cache_coherent: true, ..Features::NONE };
+const LINES: Features = Features::NONE.with_data_line(2048).with_instruction_cache_coherent(true);
 const READ: Attributes = Attributes::ram(Access::READ);
 const RAM: Attributes = Attributes::ram(Access::READ_WRITE);
 const BASE: Ipa = Ipa::new(4 * GIB);

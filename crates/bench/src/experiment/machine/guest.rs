@@ -12,7 +12,7 @@ use twofold_machine::fast::{FastMachine, FastPlatform, HostCaches, this_cpu};
 use twofold_machine::guest_tables::TablesInRam;
 use twofold_machine::program::Stage1Registers;
 use twofold_memory::{Backing, Frames, GuestMemory, Pages, Slot, SlotId};
-use twofold_stage2::{Features, Geometry, Ipa, IpaRange, Kib4, Level, Vmid};
+use twofold_stage2::{Geometry, Ipa, IpaRange, Kib4, Level, Vmid};
 use twofold_workload::stage1::{Memory, Stage1};
 
 use super::memory::Plan;
@@ -37,7 +37,7 @@ pub struct MachineGuest {
 impl MachineGuest {
     /// Makes a guest that has touched no memory yet. No other guest has its memory.
     pub fn new(setup: &Setup, plan: &Plan, arena: Arc<Arena>) -> anyhow::Result<Self> {
-        let features = Features { forced_write_back: setup.forced_write_back, ..TODAY };
+        let features = TODAY.with_forced_write_back(setup.forced_write_back);
         let machine = FastMachine::with_caches(Arc::clone(&arena), features, setup.vcpus, caches(setup)?)?;
         let (donated, tables) = plan.parts(&arena)?;
         let mut frames = Frames::new(features);

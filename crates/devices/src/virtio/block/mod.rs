@@ -87,6 +87,7 @@ pub struct DiskConfig {
 
 /// Why data of a request was not copied.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum DataError {
     /// There is no such request, or the guest has reset the device since. The disk completes it: nothing else is left
     /// to do.

@@ -9,10 +9,10 @@ use super::{CPUS, operations, random_operations_at, seed};
 use crate::world::{GIB, MODERN, PLAIN, World};
 
 /// Physical addresses of 52 bits.
-const LARGE: Features = Features { pa_bits: 52, ..MODERN };
+const LARGE: Features = MODERN.with_pa_bits(52);
 /// Armv8.0 with all granules: no FEAT_S2FWB, no TLBI by range, no level hints.
-const OLD: Features = Features { granule_16k: true, ..PLAIN };
-const OLD_LARGE: Features = Features { pa_bits: 52, lpa2_4k: true, lpa2_16k: true, ..OLD };
+const OLD: Features = PLAIN.with_granule_16k(true);
+const OLD_LARGE: Features = OLD.with_pa_bits(52).with_lpa2_4k(true).with_lpa2_16k(true);
 /// Where memory begins: in the middle of 48 bits, and far beyond.
 const LOW: Pa = Pa::new(GIB);
 const HIGH: Pa = Pa::new(0xd << 48);

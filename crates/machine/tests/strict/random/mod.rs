@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_machine::strict::{CpuHandle, Hosted, Program};
-use twofold_stage2::{Features, Granule, Kib4, Stage2, TablePage, TableSource, Unwatched};
+use twofold_stage2::{Granule, Kib4, Stage2, TablePage, TableSource, Unwatched};
 
 use crate::world::{GIB, MODERN, PLAIN, Pages, World};
 use counts::Counts;
@@ -52,7 +52,7 @@ fn judge_random_operations_of_armv8_0() {
 
 #[test]
 fn judge_random_operations_with_two_bits_of_vmid() {
-    let few = Features { vmid_bits: 2, tlbi_range: false, ..MODERN };
+    let few = MODERN.with_vmid_bits(2).with_tlbi_range(false);
     random_operations(|seed| World::new(few, CPUS, seed, MEMORY), operations(3_000), seed());
 }
 

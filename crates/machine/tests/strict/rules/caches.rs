@@ -116,7 +116,7 @@ fn code_that_is_invalidated_is_allowed() {
 /// CTR_EL0.DIC.
 #[test]
 fn code_where_fetches_are_coherent_need_not_be_invalidated() {
-    let coherent = Features { instruction_cache_coherent: true, ..MODERN };
+    let coherent = MODERN.with_instruction_cache_coherent(true);
     allowed(coherent, |hand| fetched_by_guest(hand, || {}));
 }
 

@@ -7,7 +7,7 @@ use twofold_machine::program::Instructions;
 use twofold_machine::strict::{Bbm, Breach, Rule, Withdrawn};
 use twofold_stage2::platform::{Domain, Tlbi};
 use twofold_stage2::tlb::{range_operand, single_operand};
-use twofold_stage2::{Access, Attributes, Features, Ipa, Kib4, Level, Platform, Unwatched};
+use twofold_stage2::{Access, Attributes, Ipa, Kib4, Level, Platform, Unwatched};
 
 use super::hand::{ACCESSED, BASE, Hand, Machinery, READ, READ_WRITE, TRACKED, VMID, ipa, pages, table};
 use super::{allowed, reported};
@@ -165,7 +165,7 @@ fn a_frame_whose_access_flag_hardware_may_have_set_is_reported() {
         hand.cpu.reuse(hand.frame(0), PAGE);
     };
     reported(Rule::FrameReusedTooEarly, unmapped_plainly);
-    let by_software = Features { hardware_access_flag: false, hardware_dirty_state: false, ..MODERN };
+    let by_software = MODERN.with_hardware_access_flag(false).with_hardware_dirty_state(false);
     let ended = Machinery::new(by_software, Bbm::default(), 2, 1).alone(unmapped_plainly);
     ended.unwrap_or_else(|breach| panic!("{breach}"));
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use twofold_machine::program::{Exit, Instructions};
 use twofold_machine::strict::{Bbm, Rule, Withdrawn};
+use twofold_stage2::Platform;
 use twofold_stage2::fault::{Fault, FaultKind};
 use twofold_stage2::platform::{Domain, Tlbi};
-use twofold_stage2::{Features, Platform};
 
 use super::hand::{BASE, Hand, Machinery, READ, READ_WRITE, VMID, ipa, pages, table};
 use super::{SEEDS, allowed, reported};
@@ -155,7 +155,7 @@ fn a_vmid_that_is_given_to_the_next_guest_after_everything_of_it_went_is_allowed
 /// A VMID has the number of bits that the CPU implements: with two bits, 5 is 1.
 #[test]
 fn vmids_that_differ_in_bits_that_the_cpu_does_not_have_are_reported() {
-    let features = Features { vmid_bits: 2, ..MODERN };
+    let features = MODERN.with_vmid_bits(2);
     let ended = |vmid: u64| {
         Machinery::new(features, Bbm::default(), 2, 1).alone(|hand| {
             let other = Hand::tree(hand.cpu, hand.world, 1, 1);
@@ -169,7 +169,7 @@ fn vmids_that_differ_in_bits_that_the_cpu_does_not_have_are_reported() {
 /// Invalidations use the same bits.
 #[test]
 fn with_two_bits_of_vmid_an_invalidation_is_for_every_guest_that_has_them() {
-    let features = Features { vmid_bits: 2, ..MODERN };
+    let features = MODERN.with_vmid_bits(2);
     let ended = Machinery::new(features, Bbm::default(), 2, 1).alone(|hand| {
         hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE));
         hand.make(hand.entry(0), 0);
