@@ -123,6 +123,12 @@ impl<P: Platform> GuestMemory<P> {
         if let Some(running) = slot.tracking.running() {
             return self.map_logged(page, slot, fault, running);
         }
+        if self.swap.is_some()
+            && let Some(locked) = ram.lock_unless_interrupted(self.stage2.platform())
+            && locked.single(page).is_some()
+        {
+            return self.map_single(page, slot, locked, fault, None);
+        }
         if self.pages == Pages::Largest
             && let Some(answer) = self.map_huge_page(page, slot, ram, fault)
         {
@@ -130,7 +136,7 @@ impl<P: Platform> GuestMemory<P> {
         }
         let Some(locked) = ram.lock_unless_interrupted(self.stage2.platform()) else { return Ok(INTERRUPTED) };
         let Some((grant, first_touch)) = self.make_ready(page, locked) else {
-            return self.map_single(page, slot, ram, fault, None);
+            return self.map_single(page, slot, ram.lock(self.stage2.platform()), fault, None);
         };
         self.map_ready(Level::L3, grant, slot, first_touch, fault)
     }
@@ -304,7 +310,10 @@ impl<P: Platform> GuestMemory<P> {
                 None => return Ok(INTERRUPTED),
                 Some(locked) => match self.make_ready(page, locked) {
                     Some(ready) => ready,
-                    None => return self.map_single(page, slot, ram, fault, Some(running)),
+                    None => {
+                        let locked = ram.lock(self.stage2.platform());
+                        return self.map_single(page, slot, locked, fault, Some(running));
+                    }
                 },
             },
             Content::Preallocated(preallocated) => {

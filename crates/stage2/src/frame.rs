@@ -81,6 +81,9 @@ pub struct Run {
 }
 
 impl Run {
+    /// No page, for the place of a run that was taken.
+    pub const EMPTY: Self = Self { pa: Pa::new(0), size: 0 };
+
     /// Frames of a [`FrameMap`](crate::FrameMap), which has marked them as taken.
     pub(crate) const fn out_of_map(pa: Pa, size: u64) -> Self {
         Self { pa, size }

@@ -29,11 +29,20 @@ pub struct MemoryStore<P: Platform> {
     /// How long a transfer takes, in units of that time.
     delay: AtomicU64,
     state: Lock<State>,
+    /// When the first transfer of the queue ends, or [`NEVER`]. It is written under the queue's lock, and read without it, so
+    /// that a look at a store that has nothing to end costs a load.
+    first: AtomicU64,
 }
 
 struct State {
     places: Places,
-    transfers: VecDeque<(u64, Transfer)>,
+    transfers: VecDeque<Timed>,
+}
+
+/// A transfer, and when it ends.
+struct Timed {
+    end: u64,
+    transfer: Transfer,
 }
 
 enum Transfer {
@@ -45,6 +54,8 @@ enum Transfer {
 const PAGE: u64 = 4096;
 /// Places in one run of memory, which has [`HUGE_PAGE`] bytes.
 const PAGES: u64 = HUGE_PAGE / PAGE;
+/// The time at which nothing ends.
+const NEVER: u64 = u64::MAX;
 /// The queue is full.
 const BUSY: StoreError = StoreError::Device { code: 16 };
 
@@ -54,7 +65,7 @@ impl<P: Platform> MemoryStore<P> {
     pub fn new(platform: P, memory: Vec<Run>, most: usize, now: fn() -> u64) -> Self {
         let places = Places::new(memory.len() as u64 * PAGES);
         let state = State { places, transfers: VecDeque::with_capacity(most) };
-        Self { platform, memory, now, delay: AtomicU64::new(0), state: Lock::new(state) }
+        Self { platform, memory, now, delay: AtomicU64::new(0), state: Lock::new(state), first: AtomicU64::new(NEVER) }
     }
 
     /// From now on each transfer takes this long. Returns how long it took before.
@@ -64,7 +75,7 @@ impl<P: Platform> MemoryStore<P> {
 
     /// When the next transfer ends; `None` if none is on its way.
     pub fn next_end(&self) -> Option<u64> {
-        self.state.lock(&self.platform).transfers.front().map(|(end, _)| *end)
+        Some(self.first.load(Ordering::Acquire)).filter(|end| *end != NEVER)
     }
 
     /// How many places hold a page, or are about to.
@@ -75,12 +86,21 @@ impl<P: Platform> MemoryStore<P> {
     /// Ends the transfer that is next, if its time has come: copies its page, and completes it. Returns whether there was
     /// one.
     pub fn end_next(&self, memory: &dyn Completions) -> bool {
-        let now = (self.now)();
-        let mut state = self.state.lock(&self.platform);
-        if state.transfers.front().is_none_or(|(end, _)| *end > now) {
+        let first = self.first.load(Ordering::Acquire);
+        if first == NEVER {
             return false;
         }
-        let Some((_, transfer)) = state.transfers.pop_front() else { return false };
+        let now = (self.now)();
+        if first > now {
+            return false;
+        }
+        let mut state = self.state.lock(&self.platform);
+        // Another CPU may have ended that one.
+        if state.transfers.front().is_none_or(|timed| timed.end > now) {
+            return false;
+        }
+        let Some(Timed { transfer, .. }) = state.transfers.pop_front() else { return false };
+        self.first.store(state.transfers.front().map_or(NEVER, |timed| timed.end), Ordering::Release);
         drop(state);
         self.end(memory, transfer);
         true
@@ -96,7 +116,10 @@ impl<P: Platform> MemoryStore<P> {
         if state.transfers.try_reserve(1).is_ok() {
             // The time is read under the lock, so that the queue is in the order of its times.
             let end = (self.now)().saturating_add(delay);
-            state.transfers.push_back((end, transfer));
+            if state.transfers.is_empty() {
+                self.first.store(end, Ordering::Release);
+            }
+            state.transfers.push_back(Timed { end, transfer });
             return;
         }
         drop(state);
@@ -106,19 +129,19 @@ impl<P: Platform> MemoryStore<P> {
         }
     }
 
+    #[inline(always)]
     fn end(&self, memory: &dyn Completions, transfer: Transfer) {
-        let copied = match &transfer {
+        match transfer {
             Transfer::Read(request) => {
-                self.at(request.place()).map(|from| request.frame().copy(&self.platform, 0, from, PAGE))
+                let from = self.at(request.place());
+                let copied = from.map(|from| request.frame().copy(&self.platform, 0, from, PAGE));
+                memory.complete_read(request, copied.ok_or(StoreError::Damaged));
             }
             Transfer::Write(request) => {
-                self.at(request.place()).map(|(to, offset)| to.copy(&self.platform, offset, (request.frame(), 0), PAGE))
+                let to = self.at(request.place());
+                let copied = to.map(|(to, offset)| to.copy(&self.platform, offset, (request.frame(), 0), PAGE));
+                memory.complete_write(request, copied.ok_or(StoreError::Damaged));
             }
-        };
-        let result = copied.ok_or(StoreError::Damaged);
-        match transfer {
-            Transfer::Read(request) => memory.complete_read(request, result),
-            Transfer::Write(request) => memory.complete_write(request, result),
         }
     }
 

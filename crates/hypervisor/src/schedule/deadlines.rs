@@ -20,8 +20,8 @@ pub enum Due {
 
 /// One CPU's deadlines.
 pub struct Deadlines {
-    /// The machine's time for each entity, or [`NEVER`]: of its timers, and of the alarm that was set there.
-    times: Vec<[u64; 2]>,
+    /// The machine's time for each entity, or [`NEVER`]: of its timers, and behind that of the alarm that was set there.
+    times: Vec<u64>,
     first: u64,
 }
 
@@ -32,7 +32,7 @@ impl Deadlines {
     /// No deadline, for this number of entities.
     #[must_use]
     pub fn new(entities: usize) -> Self {
-        Self { times: (0..entities).map(|_| [NEVER; 2]).collect(), first: NEVER }
+        Self { times: (0..2 * entities).map(|_| NEVER).collect(), first: NEVER }
     }
 
     /// The earliest of all; [`NEVER`] if there is none.
@@ -43,16 +43,15 @@ impl Deadlines {
 
     /// Sets a deadline, or removes it by [`NEVER`].
     pub fn set(&mut self, due: Due, time: u64) {
-        let (index, kind) = due.place();
-        let Some(times) = self.times.get_mut(index) else { return };
-        if times[kind] == time {
+        let Some(place) = self.times.get_mut(due.place()) else { return };
+        let old = core::mem::replace(place, time);
+        if old == time {
             return;
         }
-        let old = core::mem::replace(&mut times[kind], time);
         if time <= self.first {
             self.first = time;
         } else if old == self.first {
-            self.first = self.times.iter().flatten().copied().min().unwrap_or(NEVER);
+            self.first = self.times.iter().fold(NEVER, |first, time| first.min(*time));
         }
     }
 
@@ -61,18 +60,18 @@ impl Deadlines {
         if now < self.first {
             return None;
         }
-        let index = self.times.iter().position(|times| times.contains(&self.first))?;
-        let due = if self.times[index][0] == self.first { Due::Vcpu(index) } else { Due::Alarm(index) };
+        let at = self.times.iter().position(|time| *time == self.first)?;
+        let due = if at % 2 == 0 { Due::Vcpu(at / 2) } else { Due::Alarm(at / 2) };
         self.set(due, NEVER);
         Some(due)
     }
 }
 
 impl Due {
-    fn place(self) -> (usize, usize) {
+    fn place(self) -> usize {
         match self {
-            Self::Vcpu(index) => (index, 0),
-            Self::Alarm(index) => (index, 1),
+            Self::Vcpu(index) => 2 * index,
+            Self::Alarm(index) => 2 * index + 1,
         }
     }
 }

@@ -59,7 +59,7 @@ impl Pages {
     /// W1: a fault on an absent page, at this PC.
     pub(super) fn fault(&mut self, around: &mut Around<'_>, fault: &GuestFault, pc: u64) -> Next {
         let arrivals = around.swap.arrivals(around.index);
-        let context = around.context(pc);
+        let context = if self.faults.is_enabled() { around.context(pc) } else { around.closed(pc) };
         let waits = around.swap.waits(around.index);
         let next = self.faults.fault(arrivals, around, &AbsentPage::of(fault), &context);
         waits.announced(self.faults.announced());
@@ -150,27 +150,35 @@ pub(super) struct Around<'a> {
 }
 
 impl Around<'_> {
+    /// That of a vCPU that takes no interrupt.
+    fn closed(&self, pc: u64) -> Context {
+        let interface = CpuInterface { enabled: [false; 2], mask: 0, running: 0, binary_point: [0; 2] };
+        let ppi = Interrupt { group: Group::One, enabled: false, pending: false, active: false, priority: 0xff };
+        Context { pc, pstate: self.pstate, interface, ppi }
+    }
+
+    #[inline(never)]
     fn context(&self, pc: u64) -> Context {
         // A vCPU without an interface takes nothing.
-        let closed = CpuInterface { enabled: [false; 2], mask: 0, running: 0, binary_point: [0; 2] };
-        let none = Interrupt { group: Group::One, enabled: false, pending: false, active: false, priority: 0xff };
-        let (interface, ppi) = self.vm.devices().gic.look(self.index).map_or((closed, none), |look| {
-            let interface = CpuInterface {
-                enabled: look.groups,
-                mask: look.mask,
-                running: look.running,
-                binary_point: look.binary_point,
-            };
-            let ppi = Interrupt {
-                group: if look.is_group1 { Group::One } else { Group::Zero },
-                enabled: look.is_enabled,
-                pending: look.is_pending,
-                active: look.is_active,
-                priority: look.priority,
-            };
-            (interface, ppi)
-        });
-        Context { pc, pstate: self.pstate, interface, ppi }
+        self.vm.devices().gic.look(self.index).map_or_else(
+            || self.closed(pc),
+            |look| {
+                let interface = CpuInterface {
+                    enabled: look.groups,
+                    mask: look.mask,
+                    running: look.running,
+                    binary_point: look.binary_point,
+                };
+                let ppi = Interrupt {
+                    group: if look.is_group1 { Group::One } else { Group::Zero },
+                    enabled: look.is_enabled,
+                    pending: look.is_pending,
+                    active: look.is_active,
+                    priority: look.priority,
+                };
+                Context { pc, pstate: self.pstate, interface, ppi }
+            },
+        )
     }
 
     fn waiter(&self, ticket: Ticket) -> Waiter {

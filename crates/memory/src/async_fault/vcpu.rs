@@ -124,6 +124,11 @@ impl<M: AreaMemory> VcpuFaults<M> {
         }
     }
 
+    /// Whether the guest has enabled announcements. Only then a fault's [`Context`] matters.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled.is_some()
+    }
+
     /// Pages that were announced so far.
     pub fn announced(&self) -> u64 {
         self.sequence

@@ -3,6 +3,7 @@
 
 use twofold_stage2::{Ipa, Lent, Lock, Platform, Run};
 
+use super::fault::Missing;
 use super::single::{Kept, Page, Present};
 use super::state::Swap;
 use super::store::{Completed, Failure, Operation, Place, ReadRequest};
@@ -10,7 +11,7 @@ use super::store_error::StoreError;
 use super::waiters::Waiter;
 use crate::async_fault::Arrival;
 use crate::frames::FRAME;
-use crate::guest::{Error, GuestMemory};
+use crate::guest::GuestMemory;
 use crate::ram::{Kind, Ram};
 use crate::slots::{Content, Memslot};
 
@@ -216,9 +217,9 @@ impl<P: Platform> GuestMemory<P> {
         }
         match self.find_or_make(ram, page) {
             Ok(_) => Next::Arrived,
-            Err(Error::Absent { .. }) => Next::Frame,
+            Err(Missing::Absent) => Next::Frame,
             // The heap has no memory for the state of the pages around.
-            Err(_) => Next::Failed,
+            Err(Missing::NoFrames) => Next::Failed,
         }
     }
 

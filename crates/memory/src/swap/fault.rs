@@ -3,7 +3,7 @@
 //! [`super`].
 
 use twofold_stage2::fault::AccessKind;
-use twofold_stage2::{Grant, Ipa, IpaRange, Lent, Level, Lock, LockGuard, Platform, Run};
+use twofold_stage2::{Grant, Ipa, IpaRange, Lent, Level, LockGuard, Platform, Run};
 
 use super::single::{Kept, Page, Present};
 use super::store::Place;
@@ -25,6 +25,25 @@ pub(super) struct Found<'a> {
     pub(super) zeroed: bool,
 }
 
+/// Why a page is not in memory. It is smaller than [`Error`], which each absent page would copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// It is not in memory, or no frame is free for it, or others have waited for one for longer.
+    Absent,
+    /// The heap is full, or no frame is free and there is no store.
+    NoFrames,
+}
+
+impl Missing {
+    /// The error for this page.
+    pub(super) fn at(self, page: Ipa) -> Error {
+        match self {
+            Self::Absent => Error::Absent { page, done: 0 },
+            Self::NoFrames => Error::NoFrames { ipa: page },
+        }
+    }
+}
+
 impl<P: Platform> GuestMemory<P> {
     /// Maps a page of RAM whose huge page is not whole, or could not be had: F1 to F4.
     ///
@@ -35,19 +54,23 @@ impl<P: Platform> GuestMemory<P> {
         &self,
         page: Ipa,
         slot: &Memslot,
-        ram: &Lock<Ram>,
+        mut ram: LockGuard<'_, Ram>,
         fault: &GuestFault,
         running: Option<Running>,
     ) -> Result<Answer, Error> {
         let tracked = slot.writable && running.is_some_and(Running::maps_tracked);
         let written = slot.writable && fault.access == AccessKind::Write;
         let (grant, first_touch, has_copy, ended) = {
-            let mut ram = ram.lock(self.stage2.platform());
-            let found = self.find_or_make(&mut ram, page)?;
+            let found = match self.find_or_make(&mut ram, page) {
+                Ok(found) => found,
+                Err(Missing::Absent) => return Ok(Answer::Absent),
+                Err(Missing::NoFrames) => return Err(Error::NoFrames { ipa: page }),
+            };
             let (ended, found) = if written { found.end_copy() } else { (None, found) };
             let grant = self.stage2.grant(found.lent, page, FRAME).ok_or(Error::NoRam { ipa: page })?;
             (grant, found.zeroed, found.kept.is_some_and(|kept| kept.is_some()), ended)
         };
+        drop(ram);
         self.discard(ended);
         let write = slot.writable && (written || (running.is_none() && !has_copy));
         self.map_found(page, slot, (grant, write, tracked, first_touch), fault, running)
@@ -78,19 +101,18 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// # Errors
     ///
-    /// [`Error::Absent`]: the page is not in memory, or no frame is free for it, or others have waited for one for
-    /// longer. [`Error::NoFrames`]: the heap is full, or no frame is free and there is no store.
-    pub(super) fn find_or_make<'a>(&self, ram: &'a mut Ram, page: Ipa) -> Result<Found<'a>, Error> {
+    /// [`Missing`].
+    pub(super) fn find_or_make<'a>(&self, ram: &'a mut Ram, page: Ipa) -> Result<Found<'a>, Missing> {
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
         let swap = self.swap.as_deref();
-        let absent = if swap.is_some() { Error::Absent { page, done: 0 } } else { Error::NoFrames { ipa: page } };
+        let absent = if swap.is_some() { Missing::Absent } else { Missing::NoFrames };
         // A huge page that was never touched becomes whole if there are 2 MiB.
         if let Kind::Untouched = ram.page(page) {
             let _ = ram.back(page, &self.frames, &self.stage2);
         }
         if let Kind::Whole = ram.page(page) {
             let ready = ram.back_ready(page, &self.frames, &self.stage2);
-            let (zeroed, lent, offset) = ready.ok_or(Error::NoFrames { ipa: page })?;
+            let (zeroed, lent, offset) = ready.ok_or(Missing::NoFrames)?;
             return Ok(Found { lent, offset, kept: None, zeroed });
         }
         if let Kind::Untouched = ram.page(page) {
@@ -98,7 +120,7 @@ impl<P: Platform> GuestMemory<P> {
             let singles = swap.spare(platform).ok_or(absent)?;
             if let Err(singles) = ram.keep_singles(page, singles) {
                 swap.give_back(platform, singles);
-                return Err(Error::NoFrames { ipa: page });
+                return Err(Missing::NoFrames);
             }
         }
         let Kind::Single(state, zeroed) = ram.page(page) else { return Err(absent) };
@@ -131,7 +153,8 @@ impl<P: Platform> GuestMemory<P> {
     #[inline(never)]
     pub(crate) fn write_single(&self, mut ram: LockGuard<'_, Ram>, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
         let page = at.align_down(FRAME);
-        let (ended, found) = self.find_or_make(&mut ram, page)?.end_copy();
+        let found = self.find_or_make(&mut ram, page).map_err(|missing| missing.at(page))?;
+        let (ended, found) = found.end_copy();
         found.lent.run().write(self.stage2.platform(), found.offset + (at - page), bytes);
         drop(ram);
         self.discard(ended);

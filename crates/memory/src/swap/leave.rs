@@ -306,8 +306,11 @@ impl<P: Platform> GuestMemory<P> {
             swap.waiting.lock(self.stage2.platform()).failure = Some(failure);
             swap.notify.failed(&failure);
         }
+        if !is_needed && result.is_ok() {
+            return self.serve(swap);
+        }
         // This serves, too. The task may sleep since the page left: it counted on the frame, which is not free now.
-        if self.wants_frames() > 0 && (is_needed || result.is_err()) {
+        if self.wants_frames() > 0 {
             swap.notify.frames_wanted();
         }
     }

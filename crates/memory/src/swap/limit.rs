@@ -105,6 +105,9 @@ impl<P: Platform> GuestMemory<P> {
     /// Pages that wait get what frames have become free otherwise: from tables, or from the embedder.
     pub fn wants_frames(&self) -> u64 {
         let Some(swap) = &self.swap else { return 0 };
+        if !self.frames_are_wanted(swap) {
+            return 0;
+        }
         self.serve(swap);
         let room = self.frames().data_room() + swap.leaving.get();
         let (waiting, wanted) = {
@@ -117,6 +120,14 @@ impl<P: Platform> GuestMemory<P> {
         };
         // A page may wait for spare states only, which the task allocates.
         wanted.max(u64::from(self.waits_for_states(swap, waiting)))
+    }
+
+    /// The usual case, by one look: no page waits, and enough of the headroom is free.
+    #[inline]
+    fn frames_are_wanted(&self, swap: &Swap) -> bool {
+        let room = self.frames().data_room() + swap.leaving.get();
+        let waiting = swap.waiting.lock(self.stage2.platform());
+        waiting.refills || waiting.wanting() > 0 || room < swap.options.headroom.div_ceil(2)
     }
 
     fn waits_for_states(&self, swap: &Swap, waiting: u64) -> bool {

@@ -97,7 +97,7 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Makes the page ready. If it is to be written, its copy in the store ends: the place is returned.
     fn ready_for(&self, ram: &mut Ram, page: Ipa, reason: PinnedFor) -> Result<Option<super::Place>, Error> {
-        let found = self.find_or_make(ram, page)?;
+        let found = self.find_or_make(ram, page).map_err(|missing| missing.at(page))?;
         Ok(if reason == PinnedFor::Writing { found.end_copy().0 } else { None })
     }
 

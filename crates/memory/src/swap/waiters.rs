@@ -112,10 +112,12 @@ impl Waiting {
 
     /// Adds an entry, which waits for a frame at first. Returns whether there is room.
     pub(super) fn add(&mut self, page: Ipa, waiter: Waiter) -> bool {
-        self.remove(waiter);
+        if let Waiter::Other(_) = waiter {
+            self.remove(waiter);
+        }
         let Some(at) = self.free(waiter) else { return false };
-        // A stale ticket's entry.
-        let _replaced = self.vacate(at);
+        // The same waiter's entry, or a stale ticket's.
+        self.vacate(at);
         let (Some(entry), Some(word)) = (self.entries.get_mut(at), self.used.get_mut(at / WORD)) else { return false };
         *entry = Some(Entry { page, waiter, number: self.next, wants_frame: true });
         *word |= 1 << (at % WORD);
@@ -127,7 +129,16 @@ impl Waiting {
 
     /// Removes the entry of this waiter, if there is one.
     pub(super) fn remove(&mut self, waiter: Waiter) {
-        let _removed = self.take_if(|entry| entry.waiter == waiter);
+        let Waiter::Vcpu { .. } = waiter else {
+            let _removed = self.take_if(|entry| entry.waiter == waiter);
+            return;
+        };
+        if let Some(at) = self.free(waiter)
+            && let Some(Some(entry)) = self.entries.get(at)
+            && entry.waiter == waiter
+        {
+            self.vacate(at);
+        }
     }
 
     /// Whether an entry waits for this page.
@@ -207,17 +218,25 @@ impl Waiting {
 
     fn take_if(&mut self, condition: impl Fn(&Entry) -> bool) -> Option<Waiter> {
         let is_it = |at: &usize| matches!(self.entries.get(*at), Some(Some(entry)) if condition(entry));
+        if self.count == 0 {
+            return None;
+        }
         let at = bits(&self.used).find(is_it)?;
-        self.vacate(at).map(|entry| entry.waiter)
+        let waiter = self.entries.get(at)?.as_ref()?.waiter;
+        self.vacate(at);
+        Some(waiter)
     }
 
-    /// Frees an entry. Returns what it was.
-    fn vacate(&mut self, at: usize) -> Option<Entry> {
-        let entry = self.entries.get_mut(at)?.take()?;
-        *self.used.get_mut(at / WORD)? &= !(1 << (at % WORD));
-        self.count -= 1;
-        self.wanting -= usize::from(entry.wants_frame);
-        Some(entry)
+    /// Frees an entry, if it is in use.
+    fn vacate(&mut self, at: usize) {
+        if let (Some(place), Some(word)) = (self.entries.get_mut(at), self.used.get_mut(at / WORD))
+            && let Some(entry) = place
+        {
+            self.wanting -= usize::from(entry.wants_frame);
+            self.count -= 1;
+            *word &= !(1 << (at % WORD));
+            *place = None;
+        }
     }
 
     /// The index for an entry of this waiter.
