@@ -13,6 +13,9 @@
 //! The guest faults from C3 to C5. The flush takes nearly all of that time, unless C4 has memory to clean. What takes
 //! long comes before (C1, C2) or after (C6, C7): to unlock 512 tables takes as long as a flush.
 //!
+//! With FEAT_BBM level 2, and a CPU that raises no conflict abort, a full table of pages is replaced without a break (module
+//! `resize`).
+//!
 //! A CPU that waits for one of these locks meanwhile loses nothing: it would find the parent's entry busy.
 //!
 //! C7 needs no wait. From C2 to C6 no other CPU holds a lock of these tables, and the count (C3) turns back each CPU
@@ -152,6 +155,19 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                 self.note_memory(attributes.memory);
                 parent.note_other_memory();
             }
+            let link = UnlinkedTable { table: entry.address(), level: below, ipa };
+            let mut harvest = |leaf: Leaf<G>| {
+                if leaf.descriptor.is_hardware_dirty() {
+                    dirty(leaf);
+                }
+            };
+            let live = self.features().resizes_live() && !FREE_FIRST && !other_memory;
+            if live && self.is_whole_block(&child, new) {
+                drop(held);
+                self.replace_table((parent, child), &location, ipa, new); // C3 to C6, without a break
+                let tables = self.free_tree(link, Look::HardwareTracked, tables, &mut harvest);
+                return Ok(Coalesced::Done { tables });
+            }
             let Ok(busy) = parent.make_busy(location.cell) else { continue }; // C3
             let _ = self.sequence.count(self.platform());
             self.tlb().invalidate(&Scope { range: ipa..ipa + span, level: None, tables: true }); // C4
@@ -159,12 +175,6 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                 // Until the flush, the guest may have written past the caches, or left lines in them.
                 self.clean_others(self.table(entry), below, new);
             }
-            let mut harvest = |leaf: Leaf<G>| {
-                if leaf.descriptor.is_hardware_dirty() {
-                    dirty(leaf);
-                }
-            };
-            let link = UnlinkedTable { table: entry.address(), level: below, ipa };
             let mut free = || self.free_tree(link, Look::HardwareTracked, tables, &mut harvest);
             if FREE_FIRST {
                 drop(held);

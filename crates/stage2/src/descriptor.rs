@@ -214,6 +214,12 @@ impl<G: Granule> Descriptor<G> {
         self.0 & Descriptor::MEMORY == memory_bits(memory, features) << Descriptor::MEMORY_SHIFT
     }
 
+    /// Whether this leaf maps the same output address as `other`, as the same kind of memory. What it allows may differ.
+    pub(crate) const fn maps_as(self, other: Self) -> bool {
+        let bits = Self::ADDRESS | Descriptor::MEMORY | Descriptor::SHAREABILITY;
+        (self.0 ^ other.0) & (bits | Descriptor::TABLE_OR_PAGE | Descriptor::VALID) == 0
+    }
+
     /// Whether both have the same memory type.
     pub(crate) const fn has_memory_of(self, other: Self) -> bool {
         (self.0 ^ other.0) & Descriptor::MEMORY == 0

@@ -36,6 +36,8 @@ setters! {
     with_tlbi_range, tlbi_range: bool;
     with_tlbi_level_hint, tlbi_level_hint: bool;
     with_common_not_private, common_not_private: bool;
+    with_bbm, bbm: u32;
+    with_no_conflict_abort, no_conflict_abort: bool;
     with_instruction_cache_coherent, instruction_cache_coherent: bool;
     with_instruction_cache_pipt, instruction_cache_pipt: bool;
     with_data_line, data_line: u64;
@@ -66,6 +68,8 @@ mod tests {
             before.with_tlbi_range(true),
             before.with_tlbi_level_hint(true),
             before.with_common_not_private(true),
+            before.with_bbm(1),
+            before.with_no_conflict_abort(true),
             before.with_instruction_cache_coherent(true),
             before.with_instruction_cache_pipt(true),
             before.with_data_line(32),

@@ -47,6 +47,11 @@ pub struct Features {
     pub tlbi_level_hint: bool,
     /// FEAT_TTCNP: tables may be shared between CPUs.
     pub common_not_private: bool,
+    /// FEAT_BBM: the level of support for changes of a mapping's size, 0 to 2 (`ID_AA64MMFR2_EL1.BBM`).
+    pub bbm: u32,
+    /// The CPU raises no TLB conflict abort when a mapping's size is changed without a break (FEAT_BBM level 2). No ID
+    /// register says so: set this by the model of the CPU (`MIDR_EL1`), and only if its manual states it.
+    pub no_conflict_abort: bool,
     /// CTR_EL0.DIC: instruction fetches need no invalidation to see new data.
     pub instruction_cache_coherent: bool,
     /// The instruction cache is physically indexed and tagged, so that invalidation by address is exact.
@@ -74,7 +79,7 @@ pub struct IdRegisters {
 
 impl Features {
     /// Each feature by its name. A flag is 1 if the CPU has the feature.
-    pub fn named(&self) -> [(&'static str, u64); 19] {
+    pub fn named(&self) -> [(&'static str, u64); 21] {
         /// Does not compile if a field is missing.
         macro_rules! named {
             ($($name:ident),*) => {{
@@ -97,6 +102,8 @@ impl Features {
             tlbi_range,
             tlbi_level_hint,
             common_not_private,
+            bbm,
+            no_conflict_abort,
             instruction_cache_coherent,
             instruction_cache_pipt,
             data_line,
@@ -122,6 +129,8 @@ impl Features {
         tlbi_range: false,
         tlbi_level_hint: false,
         common_not_private: false,
+        bbm: 0,
+        no_conflict_abort: false,
         instruction_cache_coherent: false,
         instruction_cache_pipt: false,
         data_line: 64,
@@ -152,6 +161,8 @@ impl Features {
             tlbi_range: self.tlbi_range & other.tlbi_range,
             tlbi_level_hint: self.tlbi_level_hint & other.tlbi_level_hint,
             common_not_private: self.common_not_private & other.common_not_private,
+            bbm: least(self.bbm as u64, other.bbm as u64) as u32,
+            no_conflict_abort: self.no_conflict_abort & other.no_conflict_abort,
             instruction_cache_coherent: self.instruction_cache_coherent & other.instruction_cache_coherent,
             instruction_cache_pipt: self.instruction_cache_pipt & other.instruction_cache_pipt,
             data_line: least(self.data_line, other.data_line),
@@ -196,6 +207,8 @@ impl Features {
             tlbi_range: field(id.id_aa64isar0, 56) >= 2,
             tlbi_level_hint: field(id.id_aa64mmfr2, 48) >= 1,
             common_not_private: field(id.id_aa64mmfr2, 0) >= 1,
+            bbm: if field(id.id_aa64mmfr2, 52) < 2 { field(id.id_aa64mmfr2, 52) as u32 } else { 2 },
+            no_conflict_abort: false,
             instruction_cache_coherent: id.ctr >> 29 & 1 == 1,
             instruction_cache_pipt: id.ctr >> 14 & 3 == 3,
             data_line: 4 << field(id.ctr, 16),
@@ -235,6 +248,8 @@ impl Features {
             ("zero_block", zeroed)
         } else if self.vmid_bits > 16 {
             ("vmid_bits", self.vmid_bits.into())
+        } else if self.bbm > 2 {
+            ("bbm", self.bbm.into())
         } else {
             return Ok(());
         };
@@ -288,11 +303,12 @@ mod tests {
     #[test]
     fn sizes_that_no_cpu_has_are_refused() {
         type Change = fn(&mut Features, u64);
-        let changes: [(&str, Change); 4] = [
+        let changes: [(&str, Change); 5] = [
             ("data_line", |features, value| features.data_line = value),
             ("instruction_line", |features, value| features.instruction_line = value),
             ("zero_block", |features, value| features.zero_block = value),
             ("vmid_bits", |features, value| features.vmid_bits = value as u32),
+            ("bbm", |features, value| features.bbm = value as u32),
         ];
         for (name, change) in changes {
             for value in [0, 1, 2, 3, 4, 8, 16, 48, 64, 2048, 4096, 8192] {
@@ -301,6 +317,7 @@ mod tests {
                 let fits = match name {
                     // A machine of a test has 2, so that it runs out of them.
                     "vmid_bits" => value <= 16,
+                    "bbm" => value <= 2,
                     "zero_block" => [0, 4, 8, 16, 64, 2048].contains(&value),
                     _ => value.is_power_of_two(),
                 };
@@ -348,6 +365,8 @@ mod tests {
                 tlbi_range: true,
                 tlbi_level_hint: true,
                 common_not_private: true,
+                bbm: 2,
+                no_conflict_abort: false,
                 instruction_cache_coherent: false,
                 instruction_cache_pipt: true,
                 data_line: 64,

@@ -79,6 +79,10 @@
 //! that takes longer makes the entry *busy*: invalid for hardware, and reserved for the operation. A CPU that finds a
 //! busy entry retries. A table with a busy entry is not unlinked.
 //!
+//! On a CPU with FEAT_BBM level 2 that raises no conflict abort, a block and a table replace each other without a break
+//! (module `resize`). A split then makes no entry busy, and flushes nothing. A coalesce of a full table of pages keeps the
+//! parent locked during its flush, the one exception to the rule above.
+//!
 //! **Unlinking a table:**
 //!
 //! * U1: lock the parent, then the table. If an entry of the table is busy, unlock both and retry.
@@ -230,6 +234,7 @@ mod protect;
 mod registers;
 mod relax;
 mod removal;
+mod resize;
 mod sequence;
 mod split;
 mod stage2;

@@ -8,6 +8,8 @@
 //! The new table is filled before any walk sees it. Then one break-before-make replaces the block (Arm ARM DDI 0487K.a,
 //! D8.16.1). No lock is held during the flush. Hardware may record in the block between the filling and the break; the
 //! new table gets those records before it is linked.
+//!
+//! With FEAT_BBM level 2, and a CPU that raises no conflict abort, neither break nor flush is needed (module `resize`).
 
 use core::ops::ControlFlow;
 
@@ -39,6 +41,16 @@ pub enum Stopped {
     Dry,
     /// The callback returned [`ControlFlow::Break`].
     Asked,
+}
+
+/// How a split took the entry of a block.
+enum Took<'a, P: Platform, G: Granule> {
+    /// It broke the block, and has to make the table.
+    Busy(Busy<'a, P, G>),
+    /// The table is there.
+    Replaced,
+    /// The entry does not hold this block any more.
+    Nothing,
 }
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
@@ -225,14 +237,14 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             let gone = location.cell.read() != block;
             return if gone { Ok(false) } else { Err(Error::NoTablePage { ipa, level: below }) };
         };
-        let Some(busy) = self.break_block(ipa, at, block) else {
-            let _ = self.free_tree(
-                UnlinkedTable { table: new.pa(), level: below, ipa },
-                Look::Nowhere,
-                tables,
-                &mut |_| (),
-            );
-            return Ok(false);
+        let busy = match self.take_block(ipa, at, block, &new) {
+            Took::Busy(busy) => busy,
+            Took::Replaced => return Ok(true),
+            Took::Nothing => {
+                let in_vain = UnlinkedTable { table: new.pa(), level: below, ipa };
+                let _ = self.free_tree(in_vain, Look::Nowhere, tables, &mut |_| ());
+                return Ok(false);
+            }
         };
         let range = ipa..ipa + self.geometry().granule().span(at);
         self.tlb().invalidate(&Scope { range, level: Some(at), tables: false });
@@ -244,18 +256,22 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         Ok(true)
     }
 
-    /// Breaks a block and makes its entry busy. Returns `None` if the entry does not hold this block any more.
+    /// Breaks a block and makes its entry busy, or replaces it with the table `new` at once, where the CPU allows that.
     ///
     /// Walks again: filling the new tables takes time, and other CPUs may have unlinked tables meanwhile.
-    fn break_block(&self, ipa: Ipa, at: Level, block: Descriptor<G>) -> Option<Busy<'_, P, G>> {
+    fn take_block(&self, ipa: Ipa, at: Level, block: Descriptor<G>, new: &TablePage<G>) -> Took<'_, P, G> {
         loop {
-            let location = self.lockless_walk(ipa, at);
+            let location = self.lockless_walk_out_of_line(ipa, at);
             let Ok(locked) = self.lock(&location) else { continue };
             if location.level != at || !location.cell.read().differs_by_records_only(block) {
-                return None;
+                return Took::Nothing;
+            }
+            if self.features().resizes_live() {
+                self.replace_block(locked, &location, block, new);
+                return Took::Replaced;
             }
             if let Ok(busy) = locked.make_busy(location.cell) {
-                return Some(busy);
+                return Took::Busy(busy);
             }
         }
     }
@@ -299,7 +315,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
 
     /// Fills new tables again, with what hardware recorded in the block after they were built.
     #[cold]
-    fn refill(&self, table: Table<'_, G>, level: Level, first: Descriptor<G>) {
+    pub(crate) fn refill(&self, table: Table<'_, G>, level: Level, first: Descriptor<G>) {
         let span = self.geometry().granule().span(level);
         match level.below() {
             Some(below) if table.entry(0).read().is_table(level) => {

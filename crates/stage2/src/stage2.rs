@@ -10,6 +10,7 @@ use crate::deferred_free::DeferredFree;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
 use crate::removal::{PendingDowngrades, RemovalCount, RemovalId, RemovalWatcher};
+use crate::resize::LiveSplits;
 use crate::sequence::SequenceCount;
 use crate::table::Table;
 use crate::tlb::Tlb;
@@ -34,6 +35,7 @@ pub struct Stage2<P: Platform, G: Granule = Kib4> {
     pub(crate) deferred_free: DeferredFree,
     pub(crate) removal_count: RemovalCount,
     pub(crate) non_cacheable: NonCacheable,
+    pub(crate) live_splits: LiveSplits,
     /// Cleared by [`destroy`](Self::destroy), so that the drop after it abandons nothing.
     is_live: bool,
 }
@@ -80,6 +82,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             deferred_free: DeferredFree::default(),
             removal_count: RemovalCount::default(),
             non_cacheable: NonCacheable::default(),
+            live_splits: LiveSplits::default(),
             is_live: true,
         })
     }
@@ -150,7 +153,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 
     pub(crate) fn tlb(&self) -> Tlb<'_, P, G> {
-        Tlb { platform: &self.platform, features: &self.features, geometry: &self.geometry, vttbr: self.vttbr }
+        Tlb(self)
     }
 
     #[inline(always)]

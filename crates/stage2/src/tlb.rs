@@ -18,7 +18,7 @@
 use crate::granule::Format;
 use crate::platform::{Domain, Platform, Tlbi};
 use crate::primitive;
-use crate::{Features, Geometry, Granule, Ipa, IpaRange, Level};
+use crate::{Granule, Ipa, IpaRange, Level, Stage2};
 
 /// The changed entries: the addresses from the first to the last, and what the entries were.
 ///
@@ -124,13 +124,7 @@ impl Span {
 }
 
 /// TLB maintenance for one guest's tables.
-pub(crate) struct Tlb<'a, P: Platform, G: Granule> {
-    pub(crate) platform: &'a P,
-    pub(crate) features: &'a Features,
-    pub(crate) geometry: &'a Geometry<G>,
-    /// The guest's `VTTBR_EL2`.
-    pub(crate) vttbr: u64,
-}
+pub(crate) struct Tlb<'a, P: Platform, G: Granule>(pub(crate) &'a Stage2<P, G>);
 
 /// The most leaves that are invalidated one by one, without FEAT_TLBIRANGE. For more leaves, the broadcasts cost more
 /// than the guest's TLB refills.
@@ -148,14 +142,20 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
     }
 
     fn invalidate_scope(&self, scope: &Scope) {
-        let granule = self.geometry.granule();
-        let level = scope.level;
-        let step = level.map_or(granule.size(), |level| granule.span(level));
+        let granule = self.0.geometry().granule();
+        let step = scope.level.map_or(granule.size(), |level| granule.span(level));
+        let level = self.known(scope.level);
         let singles = (scope.range.end - scope.range.start) / step;
         let pages = (scope.range.end - scope.range.start) >> granule.shift();
-        let p = self.platform;
-        if singles == 1 || (!self.features.tlbi_range && singles <= MOST_SINGLES) {
-            self.by_ipa(|| {
+        let p = self.0.platform();
+        let has_ranges = self.0.features().tlbi_range;
+        let one_by_one = singles == 1 || (!has_ranges && singles <= MOST_SINGLES);
+        let by_range = has_ranges && pages <= MOST_RANGED_PAGES;
+        if !(one_by_one || by_range) {
+            return self.invalidate_vmid();
+        }
+        self.by_ipa(|| {
+            if one_by_one {
                 let operation = if scope.tables { Tlbi::Ipas2E1Is } else { Tlbi::Ipas2Le1Is };
                 let mut operand = single_operand(scope.range.start, self.hint(level), granule);
                 for _ in 0..singles {
@@ -163,22 +163,18 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
                     // The operand holds the address in units of 4 KiB.
                     operand += step >> 12;
                 }
-            });
-        } else if self.features.tlbi_range && pages <= MOST_RANGED_PAGES {
-            self.by_ipa(|| {
-                let operation = if scope.tables { Tlbi::Ripas2E1Is } else { Tlbi::Ripas2Le1Is };
-                for part in range_parts(scope.range.start, pages, granule) {
-                    match part {
-                        Part::Single(ipa) => self.single(ipa, level, scope.tables),
-                        Part::Range { start, scale, num } => {
-                            primitive::tlbi(p, operation, range_operand(start, scale, num, level, granule));
-                        }
+                return;
+            }
+            let operation = if scope.tables { Tlbi::Ripas2E1Is } else { Tlbi::Ripas2Le1Is };
+            for part in range_parts(scope.range.start, pages, granule) {
+                match part {
+                    Part::Single(ipa) => self.single(ipa, level, scope.tables),
+                    Part::Range { start, scale, num } => {
+                        primitive::tlbi(p, operation, range_operand(start, scale, num, level, granule));
                     }
                 }
-            });
-        } else {
-            self.invalidate_vmid();
-        }
+            }
+        });
     }
 
     /// Invalidates all entries of this VMID on all CPUs.
@@ -190,10 +186,10 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
 
     fn whole_vmid(&self) {
         self.as_current_vmid(|| {
-            primitive::dsb(self.platform, Domain::IshSt);
-            primitive::tlbi(self.platform, Tlbi::VmallS12E1Is, 0);
-            primitive::dsb(self.platform, Domain::Ish);
-            primitive::isb(self.platform);
+            primitive::dsb(self.0.platform(), Domain::IshSt);
+            primitive::tlbi(self.0.platform(), Tlbi::VmallS12E1Is, 0);
+            primitive::dsb(self.0.platform(), Domain::Ish);
+            primitive::isb(self.0.platform());
         });
     }
 
@@ -206,8 +202,9 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
     }
 
     fn leaf_on_this_cpu(&self, ipa: Ipa, level: Option<Level>) {
+        let level = self.known(level);
         self.as_current_vmid(|| {
-            let p = self.platform;
+            let p = self.0.platform();
             primitive::dsb(p, Domain::NshSt);
             primitive::tlbi(p, Tlbi::Ipas2E1, single_operand(ipa, self.hint(level), G::default()));
             primitive::dsb(p, Domain::Nsh);
@@ -220,16 +217,16 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
     /// Invalidates the stage-1 and combined entries of this VMID on this CPU.
     pub(crate) fn invalidate_stage1_local(&self) {
         self.as_current_vmid(|| {
-            primitive::tlbi(self.platform, Tlbi::VmallE1, 0);
-            primitive::dsb(self.platform, Domain::Nsh);
-            primitive::isb(self.platform);
+            primitive::tlbi(self.0.platform(), Tlbi::VmallE1, 0);
+            primitive::dsb(self.0.platform(), Domain::Nsh);
+            primitive::isb(self.0.platform());
         });
     }
 
     /// Steps 1 to 5 around the invalidations by IPA in `stage2`.
     fn by_ipa(&self, stage2: impl FnOnce()) {
         self.as_current_vmid(|| {
-            let p = self.platform;
+            let p = self.0.platform();
             primitive::dsb(p, Domain::IshSt);
             stage2();
             primitive::dsb(p, Domain::Ish);
@@ -241,26 +238,32 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
 
     fn single(&self, ipa: Ipa, level: Option<Level>, tables: bool) {
         let operation = if tables { Tlbi::Ipas2E1Is } else { Tlbi::Ipas2Le1Is };
-        primitive::tlbi(self.platform, operation, single_operand(ipa, self.hint(level), G::default()));
+        primitive::tlbi(self.0.platform(), operation, single_operand(ipa, self.hint(level), G::default()));
+    }
+
+    /// The level of a changed leaf, if TLBs hold that leaf at its own level only. They may hold a block that was split
+    /// (module `resize`), and a hint would miss it.
+    fn known(&self, level: Option<Level>) -> Option<Level> {
+        level.filter(|_| !self.0.live_splits.are_noted())
     }
 
     /// The level hint that may be given: FEAT_TTL has one for level 0 only with FEAT_LPA2.
     fn hint(&self, level: Option<Level>) -> Option<Level> {
-        level.filter(|level| self.features.tlbi_level_hint && *level >= G::LARGEST.min(Level::L1))
+        level.filter(|level| self.0.features().tlbi_level_hint && *level >= G::LARGEST.min(Level::L1))
     }
 
     /// Runs `body` with this guest's VMID in `VTTBR_EL2`, since a TLBI applies to the VMID there. Then restores the
     /// register.
     fn as_current_vmid(&self, body: impl FnOnce()) {
-        let saved = self.platform.vttbr();
-        if saved == self.vttbr {
+        let saved = self.0.platform().vttbr();
+        if saved == self.0.vttbr() {
             return body();
         }
-        primitive::load_vttbr(self.platform, self.vttbr);
-        primitive::isb(self.platform);
+        primitive::load_vttbr(self.0.platform(), self.0.vttbr());
+        primitive::isb(self.0.platform());
         body();
-        primitive::load_vttbr(self.platform, saved);
-        primitive::isb(self.platform);
+        primitive::load_vttbr(self.0.platform(), saved);
+        primitive::isb(self.0.platform());
     }
 }
 

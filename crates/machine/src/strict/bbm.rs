@@ -4,7 +4,9 @@
 //! Invariant: only the exchange of a block and a table that map the same is allowed here. Every other change that needs
 //! a break needs one at each level of the feature (Arm ARM DDI 0487K.a, D8.16.1).
 
-/// The level of FEAT_BBM (`ID_AA64MMFR2_EL1.BBM`).
+use twofold_stage2::Features;
+
+/// The level of FEAT_BBM (`ID_AA64MMFR2_EL1.BBM`), and whether level 2 raises aborts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bbm {
     /// A block and a table replace each other only by break-before-make.
@@ -15,15 +17,27 @@ pub enum Bbm {
     /// Neither a break nor nT is needed. Until the old entry is invalidated, an access may hit both entries and take a
     /// TLB conflict abort.
     Level2,
+    /// As level 2, on a CPU that raises no TLB conflict abort for it.
+    Level2WithoutAborts,
 }
 
 impl Bbm {
+    /// What CPUs with these features allow.
+    pub fn of(features: &Features) -> Self {
+        match features.bbm {
+            0 => Self::Level0,
+            1 => Self::Level1,
+            _ if features.no_conflict_abort => Self::Level2WithoutAborts,
+            _ => Self::Level2,
+        }
+    }
+
     /// Whether this block may replace a table, or be replaced by one, without a break.
     pub(crate) fn allows(self, block: u64) -> bool {
         match self {
             Self::Level0 => false,
             Self::Level1 => block & NOT_TRANSLATED != 0,
-            Self::Level2 => true,
+            Self::Level2 | Self::Level2WithoutAborts => true,
         }
     }
 
@@ -36,7 +50,7 @@ impl Bbm {
     pub(crate) fn flags(self) -> u64 {
         match self {
             Self::Level0 => 0,
-            Self::Level1 | Self::Level2 => NOT_TRANSLATED,
+            Self::Level1 | Self::Level2 | Self::Level2WithoutAborts => NOT_TRANSLATED,
         }
     }
 }
@@ -50,9 +64,12 @@ mod tests {
 
     #[test]
     fn which_blocks_change_size_without_a_break() {
-        for (bbm, plain, marked, aborts) in
-            [(Bbm::Level0, false, false, false), (Bbm::Level1, false, true, false), (Bbm::Level2, true, true, true)]
-        {
+        for (bbm, plain, marked, aborts) in [
+            (Bbm::Level0, false, false, false),
+            (Bbm::Level1, false, true, false),
+            (Bbm::Level2, true, true, true),
+            (Bbm::Level2WithoutAborts, true, true, false),
+        ] {
             let block = 0x4000_07fd;
             assert_eq!([bbm.allows(block), bbm.allows(block | NOT_TRANSLATED), bbm.aborts()], [plain, marked, aborts]);
         }

@@ -40,8 +40,8 @@ impl Model {
             let writes = stale.raw & WRITE != 0 || stale.raw & DIRTY_BY_HARDWARE != 0;
             let counts = match access {
                 Withdrawn::Everything => true,
-                Withdrawn::Writes => stale.kind == Kind::Leaf && !stale.removed && writes,
-                Withdrawn::Records => stale.kind == Kind::Leaf && !stale.removed && stale.raw & both == both,
+                Withdrawn::Writes => writes && self.allows_more_writes(stale, range),
+                Withdrawn::Records => stale.raw & both == both && self.allows_more_writes(stale, range),
             };
             stale.root == root
                 && since.knows(stale.changed)
@@ -65,6 +65,28 @@ impl Model {
         let Some(stale) = self.stale.iter().find(|stale| matters(stale)) else { return Ok(()) };
         let what = format!("a flush of {:?} ({access:?}) is complete, and there may be a {}", range, stale.held());
         Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]))
+    }
+
+    /// Whether a leaf that was changed allows writes in `range`, by itself or by hardware, that the leaves which are there
+    /// now do not. A block that
+    /// a table replaced without a break (FEAT_BBM) does so only where the table's leaves were changed since.
+    fn allows_more_writes(&self, stale: &Stale, range: &IpaRange) -> bool {
+        if stale.kind != Kind::Leaf || stale.removed {
+            return false;
+        }
+        let mut at = range.start.raw().max(stale.ipa);
+        let end = range.end.raw().min(stale.ipa + stale.size());
+        while at < end {
+            let level = match self.leaf_of(stale.root, at) {
+                Some((now, _)) if stale.raw & !now & (WRITE | DIRTY_BY_HARDWARE) != 0 => return true,
+                Some((_, level)) => level,
+                // A CPU that removes a leaf waits for its own flush.
+                None => 3,
+            };
+            let span = self.format.span(level);
+            at = at / span * span + span;
+        }
+        false
     }
 
     /// Checks that this CPU's own invalidation for an address of a tree is done, including the context synchronization.

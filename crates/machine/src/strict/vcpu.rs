@@ -426,7 +426,11 @@ impl Entries for Walker<'_, '_> {
         let arena = self.model.arena.clone();
         let Some(word) = arena.word(Pa::new(pa)) else { return Err(0) };
         let step = self.model.step;
-        self.model.cells.hardware_update(word, old, new, step)?;
+        if let Err(now) = self.model.cells.hardware_update(word, old, new, step) {
+            // The walk goes on with the last value, which may lead to a table by now: it has read that value.
+            self.knows = self.model.cells.walk_load(self.cpu, word, &self.knows, &mut |_| 0).learned;
+            return Err(now);
+        }
         self.model.trace.event(Event::Hardware { pa, old, new });
         self.model.note(Change { step, cpu: self.cpu, entry: Pa::new(pa), old, new, site: None });
         debug_assert!(

@@ -86,7 +86,7 @@ pub struct World<G: Granule = Kib4> {
 impl World {
     /// A machine with `memory` bytes, of which 16 MiB are for tables.
     pub fn new(features: Features, cpus: usize, seed: u64, memory: u64) -> Self {
-        Self::with(features, Bbm::default(), cpus, seed, memory)
+        Self::with(features, Bbm::of(&features), cpus, seed, memory)
     }
 
     /// The same, on CPUs with this level of FEAT_BBM.
@@ -96,12 +96,12 @@ impl World {
 
     /// The same, recorded in a file.
     pub fn recorded(features: Features, cpus: usize, seed: u64, memory: u64, file: PathBuf) -> Self {
-        Self::of(Options { trace: Some(file), ..Self::options(features, Bbm::default(), cpus, seed, memory) })
+        Self::of(Options { trace: Some(file), ..Self::options(features, Bbm::of(&features), cpus, seed, memory) })
     }
 
     /// A machine with this number of table pages, and this mean number of events between two switches.
     pub fn narrow(features: Features, cpus: usize, seed: u64, (pages, events): (u64, u32)) -> Self {
-        let options = Self::options(features, Bbm::default(), cpus, seed, 64 << 20);
+        let options = Self::options(features, Bbm::of(&features), cpus, seed, 64 << 20);
         let world = Self::of(Options { events_between_switches: events, ..options });
         let pages = Pages::new(&world.machine, features, pages);
         Self { pages, ..world }
@@ -124,7 +124,7 @@ impl<G: Granule> World<G> {
 
     /// A machine for tables of this granule, with `memory` bytes from `base` on.
     pub fn of_granule(features: Features, cpus: usize, seed: u64, base: Pa, memory: u64) -> Self {
-        let mut options = World::options(features, Bbm::default(), cpus, seed, memory);
+        let mut options = World::options(features, Bbm::of(&features), cpus, seed, memory);
         options.memory.base = base;
         Self::of(options)
     }

@@ -20,6 +20,7 @@ mod meanwhile;
 mod peers;
 mod pending;
 mod protect;
+mod resize;
 mod split;
 mod unmap;
 mod withdraw;

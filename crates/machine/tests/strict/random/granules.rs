@@ -17,15 +17,22 @@ const OLD_LARGE: Features = OLD.with_pa_bits(52).with_lpa2_4k(true).with_lpa2_16
 const LOW: Pa = Pa::new(GIB);
 const HIGH: Pa = Pa::new(0xd << 48);
 
-/// Half of the operations on a modern CPU, and half on an old one.
+/// The features of FEAT_BBM: each level, and level 2 of a CPU that raises no conflict abort.
+fn resizes(features: Features) -> [Features; 4] {
+    let level = |bbm| features.with_bbm(bbm);
+    [features, level(1), level(2), level(2).with_no_conflict_abort(true)]
+}
+
+/// A fifth of the operations on an old CPU, and as many on a modern one with each kind of FEAT_BBM.
 fn random<G: Granule>(layout: Layout<G>, base: Pa, modern: Features, old: Features) {
     let huge_page = Layout::<G>::span(2);
     // Frames of two guests, twice, and memory to lend; a block of level 1 each.
     let small = if G::SIZE == 4096 { 48 } else { 18 } * huge_page + (16 << 20).max(huge_page);
     let memory = if layout.giant.is_some() { 5 * Layout::<G>::span(1) } else { small };
-    for features in [modern, old] {
+    let kinds = [old].into_iter().chain(resizes(modern));
+    for features in kinds {
         let machine = |seed| World::<G>::of_granule(features, CPUS, seed, base, memory);
-        random_operations_at(layout, machine, operations(2_000) / 2, seed());
+        random_operations_at(layout, machine, operations(2_500) / 5, seed());
     }
 }
 

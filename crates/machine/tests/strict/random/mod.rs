@@ -56,6 +56,13 @@ fn judge_random_operations_with_two_bits_of_vmid() {
     random_operations(|seed| World::new(few, CPUS, seed, MEMORY), operations(3_000), seed());
 }
 
+/// Blocks and tables replace each other without a break, on a CPU that raises no conflict abort.
+#[test]
+fn judge_random_operations_that_resize_live() {
+    let live = MODERN.with_bbm(2).with_no_conflict_abort(true);
+    random_operations(|seed| World::new(live, CPUS, seed, MEMORY), operations(6_000), seed());
+}
+
 /// Table pages, of which some requests are refused.
 pub struct Scarce<'a, G: Granule = Kib4> {
     pub pages: &'a Pages<G>,

@@ -14,11 +14,15 @@ use crate::{Access, Attributes, Broken, Features, Ipa, Leaf, Level, Mapped, Mark
 const CLEAN: Attributes = Attributes { accessed: false, ..TRACKED };
 
 /// What software does. Returns whether it reported a write to the first page.
-type Operation = fn(&Guest, &mut Pages) -> bool;
+pub(super) type Operation = fn(&Guest, &mut Pages) -> bool;
 
 fn is_not_lost(levels: u32, leaves: &'static [(u64, Level)], operation: Operation) {
+    is_not_lost_on(FWB, levels, leaves, operation);
+}
+
+pub(super) fn is_not_lost_on(features: Features, levels: u32, leaves: &'static [(u64, Level)], operation: Operation) {
+    let features = Features { hardware_dirty_state: true, ..features };
     model(3, move || {
-        let features = Features { hardware_dirty_state: true, ..FWB };
         let guest = Guest::on(Machine::new(7, Watch::Hardware), features, levels);
         let mut pages = guest.pages(0..6);
         leaves.iter().for_each(|(at, level)| guest.map_as(*at, *level, &CLEAN, &mut pages));
@@ -144,7 +148,7 @@ fn while_it_is_replaced() {
     });
 }
 
-fn coalesce(guest: &Guest, level: Level, pages: &mut Pages) -> bool {
+pub(super) fn coalesce(guest: &Guest, level: Level, pages: &mut Pages) -> bool {
     let mut reported = false;
     let mut each = |leaf: Leaf| reported |= leaf.ipa == Ipa::new(0);
     let (ipa, pa) = (Ipa::new(0), home(Ipa::new(0)));

@@ -19,6 +19,7 @@ mod machine;
 mod meetings;
 mod pool;
 mod published;
+mod resized;
 mod reused;
 mod same_frame;
 mod withdrawn;

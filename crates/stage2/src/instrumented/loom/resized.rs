@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A block and a table replace each other without a break, on a CPU with FEAT_BBM level 2 that raises no conflict abort,
+//! while another operation, or hardware, changes the same entries.
+
+use super::guest::{BLOCK, FWB, Guest, PAGE, RAM, READ, range};
+use super::hardware::{self, is_not_lost_on};
+use super::machine::{Machine, Pages, Watch};
+use super::{Operation, meet};
+use crate::{Access, Features, Level};
+
+const LIVE: Features = Features { bbm: 2, no_conflict_abort: true, ..FWB };
+
+fn guest(leaves: &[(u64, Level)]) -> (Guest, [Pages; 2]) {
+    let guest = Guest::on(Machine::new(10, Watch::Nothing), LIVE, 2);
+    let (mut first, second) = (guest.pages(0..5), guest.pages(5..9));
+    leaves.iter().for_each(|(at, level)| guest.map(*at, *level, &mut first));
+    (guest, [first, second])
+}
+
+fn block() -> (Guest, [Pages; 2]) {
+    guest(&[(0, Level::L2)])
+}
+
+fn pages() -> (Guest, [Pages; 2]) {
+    guest(&[(0, Level::L3), (PAGE, Level::L3)])
+}
+
+const SPLIT: Operation = |guest, pages| guest.split(0, BLOCK, pages);
+const COALESCE: Operation = |guest, pages| guest.coalesce(0, Level::L2, &RAM, pages);
+const UNMAP_PAGE: Operation = |guest, pages| guest.unmap(0, PAGE, pages);
+const UNMAP_BLOCK: Operation = |guest, pages| guest.unmap(0, BLOCK, pages);
+const WRITE_PROTECT: Operation = |guest, _| guest.write_protect(0, BLOCK);
+const RELAX: Operation = |guest, _| assert!(guest.relax(0, Access::ALL));
+const IS_FOUND: Operation = |guest, _| assert!(guest.is_mapped(0), "it is mapped all the time");
+
+#[test]
+fn a_block_is_split_and() {
+    let balanced = |operation: Operation| {
+        meet(2, block, [SPLIT, operation], |guest, pools| drop(guest.check_balance(pools)));
+    };
+    balanced(IS_FOUND);
+    balanced(SPLIT);
+    balanced(UNMAP_PAGE);
+    balanced(UNMAP_BLOCK);
+    balanced(RELAX);
+    meet(2, block, [SPLIT, WRITE_PROTECT], |guest, pools| {
+        assert!(guest.check(pools).values().all(|entry| !entry.is_writable()));
+    });
+}
+
+#[test]
+fn a_table_is_coalesced_and() {
+    let is_mapped = |guest: &Guest, pools: &[Pages; 2]| assert_eq!(guest.check(pools).len(), 2);
+    meet(2, pages, [COALESCE, IS_FOUND], is_mapped);
+    meet(2, pages, [COALESCE, RELAX], is_mapped);
+    meet(2, pages, [COALESCE, COALESCE], is_mapped);
+    meet(2, pages, [COALESCE, SPLIT], is_mapped);
+    meet(2, block, [COALESCE, SPLIT], is_mapped);
+    meet(2, pages, [COALESCE, UNMAP_BLOCK], |guest, pools| drop(guest.check(pools)));
+    meet(2, pages, [COALESCE, UNMAP_PAGE], |guest, pools| {
+        assert!(guest.check(pools).contains_key(&PAGE), "it was mapped, and no CPU unmapped it");
+    });
+    let to_read: Operation = |guest, pages| guest.coalesce(0, Level::L2, &READ, pages);
+    meet(2, pages, [to_read, WRITE_PROTECT], |guest, pools| {
+        assert!(guest.check(pools).values().all(|entry| !entry.is_writable()));
+    });
+}
+
+#[test]
+fn hardware_records_a_write() {
+    is_not_lost_on(LIVE, 2, &[(0, Level::L2)], |guest, pages| {
+        guest.split(0, BLOCK, pages);
+        false
+    });
+    is_not_lost_on(LIVE, 2, &[(0, Level::L3), (PAGE, Level::L3)], |guest, pages| {
+        hardware::coalesce(guest, Level::L2, pages)
+    });
+    is_not_lost_on(LIVE, 2, &[(0, Level::L2)], |guest, pages| {
+        guest.split(0, BLOCK, pages);
+        let mut reported = false;
+        let mut each = |marked: crate::Marked| reported |= marked.mask & 1 != 0;
+        let _ = guest.stage2.clean(range(0, BLOCK), &mut each).expect("cleaned").complete();
+        reported
+    });
+}
