@@ -172,6 +172,10 @@ pub struct RunOptions {
     /// knows how runs another task (docs/async-page-fault.md). Default: off
     #[arg(long, value_name = "off|halt|pv", requires = "resident")]
     pub async_fault: Option<Mode>,
+    /// Guests with --resident share what they may have in memory, the sum of it: what one does not need, another has, and gets it
+    /// back when it needs its own (docs/run.md)
+    #[arg(long)]
+    pub share_resident: bool,
     /// Number of vCPUs, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS)))]
     pub cpus: u32,

@@ -260,7 +260,8 @@ fn image_flags(options: &RunOptions, mode: Mode) -> u32 {
     let restart = if options.restart || mode == Mode::Console { flags::RESTART } else { 0 };
     // A counted run is equal each time, and what a launcher sends comes when the host pleases.
     let on_channel = !mode.is_counted() && (mode == Mode::Console || options.more().next().is_some());
-    count | restart | if on_channel { flags::CONSOLES } else { 0 }
+    let share = if options.share_resident { flags::SHARE_RESIDENT } else { 0 };
+    count | restart | share | if on_channel { flags::CONSOLES } else { 0 }
 }
 
 fn command_line(own_kernel: bool, append: Option<&str>, mode: Mode) -> String {

@@ -61,6 +61,8 @@ pub mod flags {
     pub const INCOMING: u32 = 1 << 7;
     /// With [`INCOMING`]: pages of the guests may be absent when the guests begin, and come later.
     pub const POSTCOPY: u32 = 1 << 8;
+    /// Guests with a store share what they may have in memory together: what one does not need, another has.
+    pub const SHARE_RESIDENT: u32 = 1 << 9;
 }
 
 /// Values of [`Guest::pages`]: how large the mappings of guest RAM may be.

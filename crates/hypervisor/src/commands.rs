@@ -610,8 +610,10 @@ fn figures(asked: Asked, (guest, found): (usize, Found), place: usize, guests: A
 fn free_frames(guests: All) -> u64 {
     let own = |vm: &Vm| vm.memory().frames().free();
     let shared = |vm: &Vm| vm.memory().frames().free_to_all(vm.memory().stage2().platform());
+    let pooled = |vm: &Vm| vm.memory().frames().free_in_pool();
+    let of_all = |free: &dyn Fn(&Vm) -> u64| guests.0.iter().map(free).max().unwrap_or(0);
     // Guests that share frames share the same ones.
-    guests.0.iter().map(own).sum::<u64>() + guests.0.iter().map(shared).max().unwrap_or(0)
+    guests.0.iter().map(own).sum::<u64>() + of_all(&shared) + of_all(&pooled)
 }
 
 fn refuse_sweep(asked: Asked, why: &Unswept) {

@@ -65,6 +65,7 @@ extern crate alloc;
 
 pub mod abort;
 pub mod at;
+mod balance;
 pub mod board;
 pub mod boot;
 pub mod channel;

@@ -12,7 +12,7 @@ use spin::Once;
 use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
 use twofold_devices::vgic;
-use twofold_memory::{Backing, Error as MemoryError, Frames, GuestMemory, HUGE_PAGE, SharedFrames, Slot};
+use twofold_memory::{Backing, Error as MemoryError, FramePool, Frames, GuestMemory, HUGE_PAGE, SharedFrames, Slot};
 use twofold_stage2::{Features, Geometry, Ipa, Kib4, MetadataMap, Platform, Run, Vmid};
 use twofold_vmm::bundle::{Bundle, BundleError};
 use twofold_vmm::config::Config;
@@ -22,6 +22,7 @@ use twofold_vmm::mitigation::Needs;
 use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::{DEFAULT_WEIGHT, EntityId, Scheduler, Weight};
 
+use crate::balance::BalanceTask;
 use crate::board::Board;
 use crate::emulation::{Devices, Wire};
 use crate::experiment::baselines::{Baselines, NoBaselines};
@@ -63,6 +64,8 @@ pub fn run(board: &'static Board, bundle: &'static [u8], taken: Taken) -> ! {
 struct Made {
     guests: Vec<Vm>,
     scheduler: Scheduler,
+    /// The task that moves limits among guests that share what they may have in memory.
+    balance_task: Option<EntityId>,
     /// The task of the control channel. It comes after all others. `None`: there is no channel whose port interrupts.
     channel_task: Option<EntityId>,
     /// How many CPUs run them.
@@ -94,6 +97,9 @@ fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
     for task in host_devices::cards().iter().filter_map(|card| CardTask::of(card)) {
         entities.push(Box::leak(Box::new(task)));
     }
+    if let Some(task) = made.balance_task {
+        entities.push(Box::leak(Box::new(BalanceTask::new(task, guests))));
+    }
     if let Some(task) = made.channel_task {
         entities.push(Box::leak(Box::new(ChannelTask::new(task, guests))));
     }
@@ -102,6 +108,9 @@ fn begin(board: &'static Board, made: Made) -> Result<fn() -> !, StartupError> {
     schedule::begin(made.scheduler, &board.cpus[..made.cpus]);
     for vm in guests.iter().filter(|vm| !vm.has_stopped()) {
         schedule::wake(vm.vcpus[0].entity);
+    }
+    if let Some(task) = made.balance_task {
+        schedule::wake(task);
     }
     if let Some(task) = made.channel_task {
         // An edge of the port's interrupt before the distributor was set up is lost.
@@ -226,6 +235,11 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
         let group = maker.scheduler.add_group(DEFAULT_WEIGHT);
         card.set_task(maker.scheduler.add(group));
     }
+    let sharing = admitted.iter().filter(|admitted| admitted.pool > 0).count();
+    let balance_task = (sharing > 1).then(|| {
+        let group = maker.scheduler.add_group(DEFAULT_WEIGHT);
+        maker.scheduler.add(group)
+    });
     let channel_task = port.map(|_| {
         let group = maker.scheduler.add_group(CHANNEL_WEIGHT);
         maker.scheduler.add(group)
@@ -234,7 +248,7 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     if !on_channel {
         serial::start_receiving();
     }
-    Ok(Made { guests: all, scheduler: maker.scheduler, channel_task, cpus })
+    Ok(Made { guests: all, scheduler: maker.scheduler, balance_task, channel_task, cpus })
 }
 
 /// What all guests are made from.
@@ -336,7 +350,7 @@ impl Maker {
 
 /// The frames of each guest. A single guest gets everything. Several share them, each up to what it was admitted with, so
 /// that a guest that ends leaves its frames to the others; a guest whose test memory is made at the start, or whose pages
-/// leave to a store, has its own.
+/// leave to a store, has its own. Guests that share what they may have in memory have a pool for it, and their own for tables.
 fn divide(
     mut free: Frames,
     guests: &[Guest<'_>],
@@ -348,10 +362,20 @@ fn divide(
     }
     let features = free.features();
     let has_own = |guest: &Guest<'_>| guest.config.test.is_some() || guest.config.swap.is_some();
+    let pooled: u64 = admitted.iter().map(|admitted| admitted.pool).sum();
+    let pool = match pooled {
+        0 => None,
+        _ => Some(Arc::new(FramePool::new(share(&mut free, pooled).ok_or(StartupError::Broken(guests[0].name))?))),
+    };
+    let with_pool = |own: Frames, admitted: &Admitted| match &pool {
+        Some(pool) if admitted.pool > 0 => own.with_pool(Arc::clone(pool)),
+        _ => own,
+    };
     let mut own = Vec::new();
     for (guest, admitted) in guests.iter().zip(admitted) {
         let broken = || StartupError::Broken(guest.name);
-        own.push(if has_own(guest) { Some(share(&mut free, admitted.frames).ok_or_else(broken)?) } else { None });
+        let take = |free: &mut Frames| share(free, admitted.frames).ok_or_else(broken);
+        own.push(if has_own(guest) { Some(with_pool(take(&mut free)?, admitted)) } else { None });
     }
     let mut shared = SharedFrames::new(&mut free);
     let mut left = shared.count();

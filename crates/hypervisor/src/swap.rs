@@ -68,13 +68,14 @@ use spin::Mutex;
 use twofold_abi::bundle::flags;
 use twofold_memory::async_fault::{Arrival, Arrivals, Completion, Mode};
 use twofold_memory::swap::{
-    AttachError, Clock, Failure, LimitError, Notify, Relief, SwapOptions, Waiter, WriteOutError,
+    AttachError, Clock, FRAMES_PER_VCPU, Failure, LimitError, Notify, Relief, SwapOptions, Waiter, WriteOutError,
 };
 use twofold_memory::{Frames, GuestMemory, HUGE_PAGE};
 use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::{Ipa, MetadataMap};
+use twofold_vmm::balance::Need;
 use twofold_vmm::config::{self, Config};
-use twofold_vmm::guests::SwapMemory;
+use twofold_vmm::guests::{self, SwapMemory};
 use twofold_vmm::memory_store::MemoryStore;
 use twofold_vmm::scheduler::EntityId;
 
@@ -109,6 +110,19 @@ pub struct Swap {
     /// The serial number of the store's disk.
     disk: Option<[u8; host_devices::disk::ID]>,
     counts: Counts,
+    /// The pages that it may have in memory at first.
+    share: u64,
+    /// Limits of its limit, if it shares what it may have in memory with other guests.
+    shared: Option<Shared>,
+}
+
+/// What a guest that shares its resident memory may have of it, in pages.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared {
+    share: u64,
+    least: u64,
+    most: u64,
+    headroom: u64,
 }
 
 /// Frames that the task keeps free, so that most faults need not wait for one.
@@ -201,6 +215,8 @@ impl Swap {
             causes: Mutex::default(),
             disk,
             counts: Counts::new(config.cpus),
+            share: settings.resident / PAGE,
+            shared: guests::shares_resident(config).then(|| Shared::of(config, settings.resident / PAGE, headroom)),
         }))
     }
 
@@ -225,6 +241,27 @@ impl Swap {
             store.set_delay(u64::from(delay) * read_sysreg!(CNTFRQ_EL0) / MICROSECONDS);
         }
         Ok(())
+    }
+
+    /// What its limit depends on, for the task that moves limits. `None`: it shares nothing.
+    pub(crate) fn need(&self, memory: &GuestMemory<EnginePlatform>) -> Option<Need> {
+        let Shared { share, least, most, headroom } = self.shared?;
+        let usage = memory.frame_use();
+        let [_, reads, _] = self.store.counts();
+        Some(Need { share, least, most, limit: usage.limit, taken: usage.data, headroom, reads })
+    }
+
+    /// Its limit is another one from now on. Returns whether that is possible.
+    pub(crate) fn move_limit(&self, memory: &GuestMemory<EnginePlatform>, limit: u64) -> bool {
+        let before = memory.frame_use().limit;
+        let is_set = memory.set_limit(limit).is_ok();
+        if is_set {
+            self.counts.granted(limit.saturating_sub(before));
+        }
+        if memory.wants_frames() > 0 {
+            schedule::wake(self.task);
+        }
+        is_set
     }
 
     /// All pages that can leave do so at once, to a store in memory. For a guest that measures itself. Returns how many left;
@@ -283,7 +320,7 @@ impl Swap {
 
     /// Its figures.
     pub(crate) fn figures(&self, memory: &GuestMemory<EnginePlatform>) -> Figures {
-        self.counts.figures(memory, self.store.taken(), self.store.absent(), self.store.counts())
+        self.counts.figures(memory, self.share, self.store.taken(), self.store.absent(), self.store.counts())
     }
 
     /// What counts the working set.
@@ -357,6 +394,15 @@ impl Swap {
     /// Why this page cannot be brought, or any if it is not known which.
     pub(crate) fn why(&self, page: Option<Ipa>) -> Why {
         Why { cause: self.causes.lock().of(page), disk: self.disk }
+    }
+}
+
+impl Shared {
+    fn of(config: &Config<'_>, share: u64, headroom: u64) -> Self {
+        /// The part of its share that a guest keeps however old its pages are.
+        const KEPT: u64 = 8;
+        let working = FRAMES_PER_VCPU * u64::from(config.cpus) + headroom;
+        Self { share, least: working.max(share / KEPT).min(share), most: SwapMemory::places(config), headroom }
     }
 }
 

@@ -91,6 +91,12 @@ pub fn check_settings(guests: &[GuestSettings]) -> Result<(), GuestError> {
     if memory > MEMORY_MAX {
         return Err(GuestError::MemoryTogether(memory));
     }
+    if first.flags & bundle::flags::SHARE_RESIDENT != 0 {
+        let with_limit = guests.iter().filter(|guest| guest.swap.is_some()).count();
+        if with_limit < 2 {
+            return Err(GuestError::SharesNothing { with_limit, guests: guests.len() });
+        }
+    }
     let networks = devices::networks(guests).len();
     if networks > NETWORKS_MAX as usize {
         return Err(GuestError::NetworksTogether(networks));

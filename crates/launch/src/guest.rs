@@ -128,6 +128,17 @@ pub struct TestMemory {
 /// Why a guest cannot be started, and what to do.
 #[derive(Debug, Error)]
 pub enum GuestError {
+    /// Too few guests have something to share.
+    #[error(
+        "`--share-resident` lets guests with `--resident` share what they may have in memory, and {with_limit} of {guests} has it; \
+         give it to two at least"
+    )]
+    SharesNothing {
+        /// Guests with a limit.
+        with_limit: usize,
+        /// All guests.
+        guests: usize,
+    },
     /// The kernel is unreadable or not an arm64 Image.
     #[error(transparent)]
     Kernel(#[from] ImageError),

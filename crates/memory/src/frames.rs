@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The free memory of the machine: frames of 4 KiB, and naturally aligned runs of them.
-//!
-//! A frame is the unit in which memory is counted, whatever the granule: a page or a table of 16 KiB is a run of 4 frames,
-//! one of 64 KiB a run of 16.
+//! The free memory of the machine: 4 KiB frames and naturally aligned runs of them.
 //!
 //! Each donated range is kept in maps of 2 MiB ([`FrameMap`]), which own its frames. Adding a range takes memory on the
 //! heap. Taking or giving a frame takes none, so a full heap stops no fault here.
@@ -15,17 +12,14 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use twofold_stage2::{
-    Donated, Error, Features, FrameMap, Geometry, Granule, Pa, Platform, Root, Run, TablePage, TableSource,
-};
+use twofold_stage2::{Donated, Error, Features, FrameMap, Geometry, Pa, Platform, Root, Run, TablePage, TableSource};
 
+use crate::pool::FramePool;
 use crate::shared::{Share, SharedFrames};
 
-/// Bytes of a frame, with every granule.
+/// Bytes of a frame.
 pub(crate) const FRAME: u64 = 4096;
-/// Bytes in a huge page, the unit in which guest RAM takes its frames, with every granule. With 4 KiB it is a level 2
-/// block. With 16 KiB and 64 KiB, whose blocks have 32 MiB and 512 MiB, it is 128 and 32 pages: as many as the contiguous
-/// hint joins at level 3 (Arm ARM DDI 0487K.a, D8.6.1).
+/// Bytes in a huge page, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
 pub const HUGE_PAGE: u64 = FrameMap::SPAN;
 /// Frames in a huge page, and in a map.
 pub(crate) const PAGES: u64 = HUGE_PAGE / FRAME;
@@ -42,6 +36,8 @@ pub struct Frames {
     data: Data,
     /// What it has of the frames that several guests share.
     share: Option<Share>,
+    /// Where the frames for data are, if they are not here.
+    pool: Option<Arc<FramePool>>,
 }
 
 /// The frames that hold the guest's data, and how many may.
@@ -84,12 +80,18 @@ impl Frames {
             tables_given: 0,
             data: Data::UNLIMITED,
             share: None,
+            pool: None,
         }
     }
 
     /// The frames of a guest that takes them from `shared`, at most `limit` of them, rounded up to 2 MiB. It has none yet.
     pub fn sharing(features: Features, shared: Arc<SharedFrames>, limit: u64) -> Self {
         Self { share: Some(Share::new(shared, limit.div_ceil(PAGES))), ..Self::new(features) }
+    }
+
+    /// From now on frames for data come from `pool`. None of these holds data yet.
+    pub fn with_pool(self, pool: Arc<FramePool>) -> Self {
+        Self { pool: Some(pool), ..self }
     }
 
     /// Whether they come from those that several guests share.
@@ -120,7 +122,7 @@ impl Frames {
                 self.data.taken -= run.size() / FRAME;
                 share.give_back(platform, run);
             }
-            None => self.give_data(run),
+            None => self.give_data(platform, run),
         }
     }
 
@@ -152,6 +154,11 @@ impl Frames {
     /// The number of free frames that it shares with other guests; 0 if it shares none.
     pub fn free_to_all<P: Platform>(&self, platform: &P) -> u64 {
         self.share.as_ref().map_or(0, |share| share.free_to_all(platform))
+    }
+
+    /// The number of free frames of its pool; 0 if it has none.
+    pub fn free_in_pool(&self) -> u64 {
+        self.pool.as_ref().map_or(0, |pool| pool.free())
     }
 
     /// The number of whole, aligned 2 MiB runs in the donated ranges, free or taken: the most from which guest RAM can
@@ -219,7 +226,7 @@ impl Frames {
     }
 
     /// Takes memory for a root table. `None` if there is not enough.
-    pub fn take_root<G: Granule>(&mut self, geometry: &Geometry<G>) -> Option<Result<Root, Error>> {
+    pub fn take_root(&mut self, geometry: &Geometry) -> Option<Result<Root, Error>> {
         let size = geometry.root_size();
         let run = self.take(size / FRAME)?;
         self.tables_taken += geometry.root_tables() as u64;
@@ -227,26 +234,45 @@ impl Frames {
     }
 
     /// Takes frames for the guest's data, within the limit. The reserve is left to tables.
-    pub(crate) fn take_data(&mut self, count: u64) -> Option<Run> {
+    pub(crate) fn take_data<P: Platform>(&mut self, platform: &P, count: u64) -> Option<Run> {
         if count > self.data_room() {
             return None;
         }
-        let run = self.take(count)?;
+        let run = match &self.pool {
+            None => self.take(count)?,
+            Some(pool) => pool.take(platform, count)?,
+        };
         self.data.taken += count;
         Some(run)
     }
 
     /// Takes back frames that held the guest's data.
-    pub(crate) fn give_data(&mut self, run: Run) {
+    pub(crate) fn give_data<P: Platform>(&mut self, platform: &P, run: Run) {
         self.data.taken -= run.size() / FRAME;
-        self.give_own(run);
+        match &self.pool {
+            None => self.give_own(run),
+            Some(pool) => pool.give(platform, run),
+        }
+    }
+
+    /// As [`give_data`](Self::give_data), of a guest that is destroyed: also what came from a pool stays here.
+    pub(crate) fn keep_data(&mut self, run: Run) {
+        self.data.taken -= run.size() / FRAME;
+        match &self.pool {
+            None => self.give_own(run),
+            Some(_) => self.add_run(run),
+        }
     }
 
     /// How many more frames may hold data.
     #[inline]
     pub(crate) fn data_room(&self) -> u64 {
         let Data { taken, limit, reserve } = self.data;
-        limit.saturating_sub(taken).min(self.free_frames.saturating_sub(reserve))
+        let free = match &self.pool {
+            None => self.free_frames.saturating_sub(reserve),
+            Some(pool) => pool.free(),
+        };
+        limit.saturating_sub(taken).min(free)
     }
 
     /// Frames that hold the guest's data, and the most that may.
@@ -281,9 +307,9 @@ impl Frames {
     }
 }
 
-impl<G: Granule> TableSource<G> for Frames {
-    fn take(&mut self) -> Option<TablePage<G>> {
-        let page = self.take(G::SIZE / FRAME)?.into_table(&self.features).ok();
+impl TableSource for Frames {
+    fn take(&mut self) -> Option<TablePage> {
+        let page = self.take(1)?.into_table(&self.features).ok();
         self.tables_taken += 1;
         page
     }
@@ -291,7 +317,7 @@ impl<G: Granule> TableSource<G> for Frames {
     /// # Panics
     ///
     /// If the page was not taken here.
-    fn give(&mut self, page: TablePage<G>) {
+    fn give(&mut self, page: TablePage) {
         self.give_own(page.into_run());
         self.tables_given += 1;
     }

@@ -9,23 +9,6 @@
 //! [`GuestMemory`] owns the guest's [`Stage2`](twofold_stage2::Stage2) tables. A fault comes in as data, and its answer
 //! goes out as data ([`Answer`]), so the same path serves a hypervisor, a hosted machine and a test.
 //!
-//! # Geometry
-//!
-//! A guest's tables have a granule of 4, 16 or 64 KiB, which is a type, as in `twofold-stage2`: `GuestMemory<P, Kib16>`.
-//! Without it, they are [`Kib4`](twofold_stage2::Kib4). What a page is follows: slots, mappings and dirty logs are of pages of
-//! the granule.
-//!
-//! | | 4 KiB | 16 KiB | 64 KiB |
-//! |---|---|---|---|
-//! | a page, and what a dirty log counts | 4 KiB | 16 KiB | 64 KiB |
-//! | RAM takes its frames in ([`HUGE_PAGE`]) | 2 MiB | 2 MiB | 2 MiB |
-//! | RAM is mapped by | pages, and blocks of 2 MiB | pages | pages |
-//! | preallocated memory is mapped by | pages, 2 MiB, 1 GiB | pages, 32 MiB | pages, 512 MiB |
-//! | a page store ([`swap`]) | yes | refused | refused |
-//!
-//! To back RAM by blocks of 32 MiB or 512 MiB would zero so much in one fault, and take so much for one byte that a guest
-//! uses. 2 MiB are what the contiguous hint joins with both granules.
-//!
 //! # The rules that this crate keeps
 //!
 //! * A guest sees no byte that another guest wrote. A frame is zeroed before it is first mapped, and keeps its content
@@ -66,7 +49,8 @@
 //! 2. **A RAM slot's backing** (module `ram`): while a page gets frames and is zeroed. So one vCPU zeroes a page, and
 //!    every CPU that finds it ready sees the zeroes. Faults in other slots, on devices and in preallocated memory do
 //!    not wait for it.
-//! 3. **The frames** (module `frames`): while some are taken or given back. With [`SharedFrames`], theirs after this one.
+//! 3. **The frames** (module `frames`): while some are taken or given back. With [`SharedFrames`] or a
+//!    [`FramePool`], theirs after this one.
 //!
 //! With a page store, two more are taken in place of the frames, not with them: the entries that wait for pages, and
 //! spare memory for the states of pages (module [`swap`]).
@@ -97,6 +81,7 @@ mod frames;
 mod give_up;
 mod guest;
 mod guest_fault;
+mod pool;
 mod preallocated;
 mod ram;
 mod release;
@@ -109,5 +94,6 @@ pub use frames::{Frames, HUGE_PAGE};
 pub use give_up::GivenUp;
 pub use guest::{Counts, Error, GuestMemory, Pages};
 pub use guest_fault::GuestFault;
+pub use pool::FramePool;
 pub use shared::SharedFrames;
 pub use slots::{Backing, Refused, Slot, SlotError, SlotId};

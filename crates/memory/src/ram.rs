@@ -26,11 +26,8 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::marker::PhantomData;
 
-use twofold_stage2::{
-    CleanedPieces, Features, Grant, Granule, Ipa, IpaRange, Kib4, Lent, Level, Lock, Platform, Stage2,
-};
+use twofold_stage2::{CleanedPieces, Features, Grant, Ipa, IpaRange, Lent, Lock, Platform, Stage2};
 
 use crate::frames::{FRAME, Frames, HUGE_PAGE, PAGES};
 use crate::swap::pins::Pins;
@@ -49,7 +46,7 @@ const _: () = assert!(PIECE * FRAME == CleanedPieces::PIECE && HUGE_PAGE == Clea
 const _: () = assert!(PIECE < 64 && 64 % PIECE == 0, "the bits of a piece are in one word");
 
 /// The backing of one slot of RAM.
-pub(crate) struct Ram<G: Granule> {
+pub(crate) struct Ram {
     /// The slot's addresses. Of the huge pages at its ends, only the part inside the slot is mapped.
     slot: IpaRange,
     /// The start of the first huge page, at or below the slot.
@@ -60,7 +57,6 @@ pub(crate) struct Ram<G: Granule> {
     zeroed: u64,
     /// The pages that do not leave.
     pub(crate) pins: Pins,
-    granule: PhantomData<G>,
 }
 
 type Part = Box<[HugePage; PART]>;
@@ -118,19 +114,15 @@ pub(crate) enum Forgotten {
 }
 
 /// A page of guest RAM that has frames, with the state of its huge page.
-pub(crate) struct BackedPage<'a, G: Granule> {
+pub(crate) struct BackedPage<'a> {
     frames: &'a Lent,
     ready: &'a mut [u64; PAGES as usize / 64],
     cleaned: &'a mut CleanedPieces,
     zeroed: &'a mut u64,
     ipa: Ipa,
-    granule: PhantomData<G>,
 }
 
-impl<G: Granule> Ram<G> {
-    /// The level of the largest leaf that maps RAM: a huge page, where it is a block.
-    pub(crate) const LARGEST: Level = if G::SIZE == Kib4::SIZE { Level::L2 } else { Level::L3 };
-
+impl Ram {
     /// Backing for `range`, without any frames yet.
     pub(crate) fn new(range: &IpaRange) -> Self {
         let start = range.start.align_down(HUGE_PAGE);
@@ -141,7 +133,6 @@ impl<G: Granule> Ram<G> {
             parts: (0..count).map(|_| None).collect(),
             zeroed: 0,
             pins: Pins::default(),
-            granule: PhantomData,
         }
     }
 
@@ -157,8 +148,8 @@ impl<G: Granule> Ram<G> {
         &mut self,
         ipa: Ipa,
         frames: &Lock<Frames>,
-        stage2: &Stage2<P, G>,
-    ) -> Option<BackedPage<'_, G>> {
+        stage2: &Stage2<P>,
+    ) -> Option<BackedPage<'_>> {
         let offset = ipa - self.start;
         let index = (offset / HUGE_PAGE) as usize;
         let (part, place) = (&mut self.parts[index / PART], index % PART);
@@ -170,25 +161,18 @@ impl<G: Granule> Ram<G> {
             take(part, place, frames, lend)?
         };
         let Backing::Whole(frames, cleaned) = &mut huge_page.frames else { return None };
-        Some(BackedPage {
-            frames,
-            ready: &mut huge_page.ready,
-            cleaned,
-            zeroed: &mut self.zeroed,
-            ipa,
-            granule: PhantomData,
-        })
+        Some(BackedPage { frames, ready: &mut huge_page.ready, cleaned, zeroed: &mut self.zeroed, ipa })
     }
 }
 
-impl<G: Granule> Ram<G> {
+impl Ram {
     /// [`back`](Self::back), and the page made ready to be mapped or written: whether it was zeroed, the frames that have it, and its offset
     /// there in bytes.
     pub(crate) fn back_ready<P: Platform>(
         &mut self,
         ipa: Ipa,
         frames: &Lock<Frames>,
-        stage2: &Stage2<P, G>,
+        stage2: &Stage2<P>,
     ) -> Option<(bool, &Lent, u64)> {
         let mut backed = self.back(ipa, frames, stage2)?;
         let zeroed = backed.make_ready(stage2.platform(), stage2.features());
@@ -207,7 +191,7 @@ impl<G: Granule> Ram<G> {
     /// The pages of `range`, which is in one huge page and not mapped, lose their content: they are zeroed again before
     /// they are mapped or written.
     pub(crate) fn forget(&mut self, range: &IpaRange) -> Forgotten {
-        let (first, count) = (self.offset_and_page(range.start).1, ((range.end - range.start) / G::SIZE) as usize);
+        let (first, count) = (self.offset_and_page(range.start).1, ((range.end - range.start) / FRAME) as usize);
         let index = self.index(range.start);
         let Some(part) = &mut self.parts[index / PART] else { return Forgotten::All };
         let huge_page = &mut part[index % PART];
@@ -328,7 +312,7 @@ impl<G: Granule> Ram<G> {
                 Some(Backing::Singles(singles)) => {
                     let page = self.offset_and_page(at).1;
                     if let Some(gap) = singles.iter().skip(page).position(Page::has_frame) {
-                        return at.checked_add(gap as u64 * G::SIZE).filter(|at| *at < self.slot.end);
+                        return at.checked_add(gap as u64 * FRAME).filter(|at| *at < self.slot.end);
                     }
                     huge_page.checked_add(HUGE_PAGE)
                 }
@@ -412,7 +396,7 @@ impl<G: Granule> Ram<G> {
     /// The page's offset in its huge page in bytes, and its number there.
     fn offset_and_page(&self, ipa: Ipa) -> (u64, usize) {
         let offset = (ipa - self.start) % HUGE_PAGE;
-        (offset, (offset / G::SIZE) as usize)
+        (offset, (offset / FRAME) as usize)
     }
 }
 
@@ -421,19 +405,19 @@ fn is_ready(ready: &[u64; PAGES as usize / 64], page: usize) -> bool {
 }
 
 /// The tables to which the frames of a huge page are lent, and the addresses for which they are lent.
-struct Lend<'a, P: Platform, G: Granule> {
-    stage2: &'a Stage2<P, G>,
+struct Lend<'a, P: Platform> {
+    stage2: &'a Stage2<P>,
     huge_page: Ipa,
     slot: &'a IpaRange,
 }
 
 /// Takes frames for a huge page that has none, and memory on the heap if the huge page is the first of its part.
 #[cold]
-fn take<'a, P: Platform, G: Granule>(
+fn take<'a, P: Platform>(
     part: &'a mut Option<Part>,
     place: usize,
     frames: &Lock<Frames>,
-    lend: Lend<'_, P, G>,
+    lend: Lend<'_, P>,
 ) -> Option<&'a mut HugePage> {
     allocate(part)?;
     let huge_page = &mut part.as_mut()?[place];
@@ -441,7 +425,7 @@ fn take<'a, P: Platform, G: Granule>(
         return None;
     }
     let platform = lend.stage2.platform();
-    let own = frames.lock(platform).take_data(PAGES);
+    let own = frames.lock(platform).take_data(platform, PAGES);
     let run = own.or_else(|| frames.lock(platform).take_shared(platform))?;
     let lent = lend.stage2.lend(run, lend.huge_page, lend.slot.clone());
     huge_page.frames = Backing::Whole(lent, CleanedPieces::default());
@@ -459,22 +443,22 @@ fn allocate(part: &mut Option<Part>) -> Option<()> {
     Some(())
 }
 
-impl<G: Granule> BackedPage<'_, G> {
+impl BackedPage<'_> {
     /// The right to map the page.
     #[inline(always)]
-    pub(crate) fn grant<'a, P: Platform>(&self, stage2: &'a Stage2<P, G>) -> Option<Grant<'a, P, G>> {
-        stage2.grant(self.frames, self.ipa, G::SIZE)
+    pub(crate) fn grant<'a, P: Platform>(&self, stage2: &'a Stage2<P>) -> Option<Grant<'a, P>> {
+        stage2.grant(self.frames, self.ipa, FRAME)
     }
 
     /// The right to map the whole huge page, which is inside the slot.
-    pub(crate) fn huge_page_grant<'a, P: Platform>(&self, stage2: &'a Stage2<P, G>) -> Option<Grant<'a, P, G>> {
+    pub(crate) fn huge_page_grant<'a, P: Platform>(&self, stage2: &'a Stage2<P>) -> Option<Grant<'a, P>> {
         stage2.grant(self.frames, self.ipa.align_down(HUGE_PAGE), HUGE_PAGE)
     }
 
     /// Zeroes the page unless it is ready. Returns whether it was zeroed.
     #[inline(always)]
     pub(crate) fn make_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
-        self.make_page_ready(self.offset() / G::SIZE, platform, features)
+        self.make_page_ready(self.offset() / FRAME, platform, features)
     }
 
     /// Zeroes the pages of the huge page that are not ready, piece by piece. With `cleans`, it also cleans the pieces that
@@ -550,13 +534,9 @@ impl<G: Granule> BackedPage<'_, G> {
         if *word & bit != 0 {
             return false;
         }
-        if G::SIZE == FRAME {
-            self.frames.run().zero_page(platform, features, page * FRAME);
-        } else {
-            self.frames.run().zero_pages(platform, features, page * G::SIZE, G::SIZE);
-        }
+        self.frames.run().zero_page(platform, features, page * FRAME);
         *word |= bit;
-        *self.zeroed += G::SIZE / FRAME;
+        *self.zeroed += 1;
         true
     }
 }

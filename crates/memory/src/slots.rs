@@ -7,9 +7,10 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use twofold_stage2::{Geometry, Granule, Ipa, IpaRange, Lent, Level, Lock, Pa, Run, Window};
+use twofold_stage2::{Geometry, Ipa, IpaRange, Lent, Level, Lock, Pa, Run, Window};
 
 use crate::dirty::log::Tracking;
+use crate::frames::FRAME;
 use crate::preallocated::Preallocated;
 use crate::ram::Ram;
 
@@ -36,8 +37,8 @@ pub enum Backing {
         /// As many bytes as the slot has addresses, in the same order. A block needs both the frames and the addresses
         /// aligned to its size.
         frames: Run,
-        /// The largest leaf that may map the memory. With the 4 KiB granule: level 1 for 1 GiB (as KVM maps hugetlb), 2 for
-        /// 2 MiB (transparent huge pages), 3 for 4 KiB. With 16 KiB, level 2 is 32 MiB; with 64 KiB, 512 MiB.
+        /// The largest leaf that may map the memory: level 1 for 1 GiB (as KVM maps hugetlb), 2 for 2 MiB (transparent
+        /// huge pages), 3 for 4 KiB.
         largest: Level,
     },
     /// The registers of a device, in the order of the slot's addresses. The embedder vouches for them
@@ -54,24 +55,20 @@ pub struct SlotId(u64);
 #[non_exhaustive]
 pub enum SlotError {
     /// The slot is empty, or not made of whole pages.
-    #[error("the slot from {start} to {end} is not made of whole pages of {page} bytes")]
+    #[error("the slot from {start} to {end} is not made of whole 4 KiB pages")]
     Misaligned {
         /// The slot's first byte.
         start: Ipa,
         /// The first byte after the slot.
         end: Ipa,
-        /// Bytes in a page.
-        page: u64,
     },
     /// The device's registers do not start on a page boundary.
-    #[error("the slot from {start} has a device at {device}, which is not on a boundary of {page} bytes")]
+    #[error("the slot from {start} has a device at {device}, which is not on a 4 KiB boundary")]
     DeviceMisaligned {
         /// The slot's first byte.
         start: Ipa,
         /// The physical address of the device.
         device: Pa,
-        /// Bytes in a page.
-        page: u64,
     },
     /// The device's registers would wrap around the end of the physical address space.
     #[error("the slot from {start} has a device at {device}, which ends beyond the last physical address")]
@@ -102,16 +99,6 @@ pub enum SlotError {
         size: u64,
         /// Bytes of preallocated memory.
         preallocated: u64,
-    },
-    /// The preallocated memory does not start on a page boundary.
-    #[error("the slot from {start} has memory at {preallocated}, which is not on a boundary of {page} bytes")]
-    PreallocatedMisaligned {
-        /// The slot's first byte.
-        start: Ipa,
-        /// The first byte of the preallocated memory.
-        preallocated: Pa,
-        /// Bytes in a page.
-        page: u64,
     },
     /// Another slot has some of the addresses.
     #[error("the slot from {start} overlaps the slot from {other}")]
@@ -147,33 +134,34 @@ pub struct Refused {
 /// A slot as it is kept. Its size is a power of two, so that a fault finds it by a shift. It shares no cache line with
 /// another slot, so that the holder of its lock does not slow the others.
 #[repr(align(128))]
-pub(crate) struct Memslot<G: Granule> {
+pub(crate) struct Memslot {
     pub(crate) range: IpaRange,
     pub(crate) writable: bool,
     pub(crate) tracking: Tracking,
     id: SlotId,
-    pub(crate) content: Content<G>,
+    pub(crate) content: Content,
 }
 
 /// A slot's [`Backing`], with its state.
-pub(crate) enum Content<G: Granule> {
-    Ram(Lock<Ram<G>>),
+pub(crate) enum Content {
+    Ram(Lock<Ram>),
     Preallocated(Preallocated),
     Device(Window),
 }
 
-impl<G: Granule> Memslot<G> {
+impl Memslot {
     /// Whether a device is behind it.
     pub(crate) fn is_device(&self) -> bool {
         matches!(self.content, Content::Device(_))
     }
 
     /// The most of this slot that a leaf around `ipa` may map.
-    pub(crate) fn around(&self, ipa: Ipa, geometry: &Geometry<G>) -> IpaRange {
+    pub(crate) fn around(&self, ipa: Ipa, geometry: &Geometry) -> IpaRange {
         let largest = match &self.content {
-            Content::Ram(_) => Ram::<G>::LARGEST,
+            // RAM is taken in huge pages (2 MiB), so they are the largest blocks.
+            Content::Ram(_) => Level::L2,
             Content::Preallocated(preallocated) => preallocated.largest,
-            Content::Device(_) => geometry.largest_block(),
+            Content::Device(_) => Level::L1,
         };
         let span = geometry.granule().span(largest);
         let start = ipa.align_down(span);
@@ -182,8 +170,9 @@ impl<G: Granule> Memslot<G> {
 }
 
 /// All slots of a guest.
-pub(crate) struct Slots<G: Granule> {
-    sorted: Vec<Memslot<G>>,
+#[derive(Default)]
+pub(crate) struct Slots {
+    sorted: Vec<Memslot>,
     /// Where the last search of any CPU ended: faults come in runs. A hint that orders nothing: the search checks that
     /// the slot there has the address, so every value is safe.
     last: AtomicUsize,
@@ -193,30 +182,24 @@ pub(crate) struct Slots<G: Granule> {
     removed: u64,
 }
 
-impl<G: Granule> Default for Slots<G> {
-    fn default() -> Self {
-        Self { sorted: Vec::new(), last: AtomicUsize::new(0), ids: 0, removed: 0 }
-    }
-}
-
-impl<G: Granule> Slots<G> {
+impl Slots {
     /// Adds a slot. `lend` lends its preallocated frames to the tables, for its addresses.
     pub(crate) fn add(
         &mut self,
         slot: Slot,
-        geometry: &Geometry<G>,
+        limit: Ipa,
         lend: impl FnOnce(Run, IpaRange) -> Lent,
     ) -> Result<SlotId, Refused> {
-        let at = match self.place_of(&slot, geometry.end()) {
+        let at = match self.place_of(&slot, limit) {
             Ok(at) => at,
             Err(error) => return Err(Refused { slot, error }),
         };
         let content = match slot.backing {
             Backing::Ram => Content::Ram(Lock::new(Ram::new(&slot.range))),
-            // Levels above that have no leaves.
+            // Level 0 has no leaves.
             Backing::Preallocated { frames, largest } => {
                 let frames = lend(frames, slot.range.clone());
-                Content::Preallocated(Preallocated { frames, largest: largest.max(geometry.largest_block()) })
+                Content::Preallocated(Preallocated { frames, largest: largest.max(Level::L1) })
             }
             Backing::Device(window) => Content::Device(window),
         };
@@ -229,21 +212,18 @@ impl<G: Granule> Slots<G> {
     /// The index at which to insert a slot, after all checks.
     fn place_of(&self, slot: &Slot, limit: Ipa) -> Result<usize, SlotError> {
         let IpaRange { start, end } = slot.range;
-        if start >= end || !start.is_aligned(G::SIZE) || !end.is_aligned(G::SIZE) {
-            return Err(SlotError::Misaligned { start, end, page: G::SIZE });
+        if start >= end || !start.is_aligned(FRAME) || !end.is_aligned(FRAME) {
+            return Err(SlotError::Misaligned { start, end });
         }
         match &slot.backing {
-            Backing::Device(window) if !window.pa().is_aligned(G::SIZE) => {
-                return Err(SlotError::DeviceMisaligned { start, device: window.pa(), page: G::SIZE });
+            Backing::Device(window) if !window.pa().is_aligned(FRAME) => {
+                return Err(SlotError::DeviceMisaligned { start, device: window.pa() });
             }
             Backing::Device(window) if window.pa().checked_add(end - start).is_none() => {
                 return Err(SlotError::DeviceOutside { start, device: window.pa() });
             }
             Backing::Device(window) if window.size() < end - start => {
                 return Err(SlotError::WindowSize { start, size: end - start, window: window.size() });
-            }
-            Backing::Preallocated { frames, .. } if !frames.pa().is_aligned(G::SIZE) => {
-                return Err(SlotError::PreallocatedMisaligned { start, preallocated: frames.pa(), page: G::SIZE });
             }
             Backing::Preallocated { frames, .. } if frames.size() != end - start => {
                 return Err(SlotError::PreallocatedSize { start, size: end - start, preallocated: frames.size() });
@@ -264,12 +244,12 @@ impl<G: Granule> Slots<G> {
     }
 
     /// The slot with this identity, unless it was removed.
-    pub(crate) fn get(&self, id: SlotId) -> Option<&Memslot<G>> {
+    pub(crate) fn get(&self, id: SlotId) -> Option<&Memslot> {
         self.sorted.iter().find(|slot| slot.id == id)
     }
 
     /// Removes a slot.
-    pub(crate) fn remove(&mut self, id: SlotId) -> Option<Memslot<G>> {
+    pub(crate) fn remove(&mut self, id: SlotId) -> Option<Memslot> {
         let at = self.sorted.iter().position(|slot| slot.id == id)?;
         self.removed += 1;
         Some(self.sorted.remove(at))
@@ -287,22 +267,22 @@ impl<G: Granule> Slots<G> {
     }
 
     /// The slot with this index.
-    pub(crate) fn at(&self, index: usize) -> Option<&Memslot<G>> {
+    pub(crate) fn at(&self, index: usize) -> Option<&Memslot> {
         self.sorted.get(index)
     }
 
     /// The slots that reach beyond `ipa`, ascending.
-    pub(crate) fn from(&self, ipa: Ipa) -> impl Iterator<Item = &Memslot<G>> {
+    pub(crate) fn from(&self, ipa: Ipa) -> impl Iterator<Item = &Memslot> {
         self.sorted[self.sorted.partition_point(|slot| slot.range.end <= ipa)..].iter()
     }
 
     /// The content of each slot.
-    pub(crate) fn into_contents(self) -> impl Iterator<Item = Content<G>> {
+    pub(crate) fn into_contents(self) -> impl Iterator<Item = Content> {
         self.sorted.into_iter().map(|slot| slot.content)
     }
 
     /// The backing of each RAM slot.
-    pub(crate) fn ram(&self) -> impl Iterator<Item = &Lock<Ram<G>>> {
+    pub(crate) fn ram(&self) -> impl Iterator<Item = &Lock<Ram>> {
         self.sorted.iter().filter_map(|slot| match &slot.content {
             Content::Ram(ram) => Some(ram),
             Content::Preallocated(_) | Content::Device(_) => None,
@@ -316,8 +296,8 @@ impl<G: Granule> Slots<G> {
     }
 
     /// The slot that holds `ipa`.
-    pub(crate) fn find(&self, ipa: Ipa) -> Option<&Memslot<G>> {
-        let holds = |slot: &&Memslot<G>| slot.range.contains(&ipa);
+    pub(crate) fn find(&self, ipa: Ipa) -> Option<&Memslot> {
+        let holds = |slot: &&Memslot| slot.range.contains(&ipa);
         if let Some(slot) = self.sorted.get(self.last.load(Ordering::Relaxed)).filter(holds) {
             return Some(slot);
         }
@@ -329,8 +309,6 @@ impl<G: Granule> Slots<G> {
 
 #[cfg(test)]
 mod tests {
-    use twofold_stage2::{Features, Kib4};
-
     use super::*;
 
     fn slot(start: u64, end: u64) -> Slot {
@@ -344,9 +322,9 @@ mod tests {
     #[test]
     fn slots_are_found_by_any_of_their_addresses() {
         let mut slots = Slots::default();
-        let geometry = Geometry::new(Kib4, 32, &Features::NONE).unwrap();
+        let limit = Ipa::new(1 << 32);
         for (start, end) in [(0x4000, 0x6000), (0x1000, 0x2000), (0x2000, 0x3000)] {
-            slots.add(slot(start, end), &geometry, nothing_lent).unwrap();
+            slots.add(slot(start, end), limit, nothing_lent).unwrap();
         }
         let start = |ipa| slots.find(Ipa::new(ipa)).map(|kept| kept.range.start.raw());
         assert_eq!(start(0xfff), None);
@@ -361,8 +339,8 @@ mod tests {
     #[test]
     fn bad_slots_are_refused() {
         let mut slots = Slots::default();
-        let geometry = Geometry::new(Kib4, 32, &Features::NONE).unwrap();
-        let mut add = |slot| slots.add(slot, &geometry, nothing_lent).map_err(|refused| refused.error);
+        let limit = Ipa::new(1 << 32);
+        let mut add = |slot| slots.add(slot, limit, nothing_lent).map_err(|refused| refused.error);
         add(slot(0x4000, 0x6000)).unwrap();
         for (start, end) in [(0x5000, 0x7000), (0x3000, 0x5000), (0x3000, 0x7000), (0x4000, 0x6000), (0x4000, 0x5000)] {
             assert!(matches!(add(slot(start, end)), Err(SlotError::Overlap { .. })), "{start:#x}");

@@ -63,6 +63,8 @@ pub struct Admitted {
     pub layout: Layout,
     /// The most frames of 4 KiB that it may own: its memory, and all tables that can map it.
     pub frames: u64,
+    /// The frames for its data that it puts into the pool of the guests that share what they have in memory, beside `frames`.
+    pub pool: u64,
     /// The huge pages that its disks in memory take, beside `frames`.
     pub disk_pages: u64,
     /// Its VMID, which no other guest has.
@@ -181,7 +183,7 @@ pub fn admit(guests: &[Guest<'_>], host: &Host) -> Result<Vec<Admitted>, Refused
         }
         devices::check(guest, &guests[..number]).map_err(refused)?;
         let one = check(guest, number as u16 + 1, free).map_err(refused)?;
-        free -= one.frames * PAGE + one.disk_pages * HUGE_PAGE;
+        free -= (one.frames + one.pool) * PAGE + one.disk_pages * HUGE_PAGE;
         admitted.push(one);
     }
     let given = guests.iter().map(|guest| u64::from(guest.config.cpus)).sum();
@@ -189,6 +191,12 @@ pub fn admit(guests: &[Guest<'_>], host: &Host) -> Result<Vec<Admitted>, Refused
         return Err(Refused::Vcpus { given });
     }
     Ok(admitted)
+}
+
+/// Whether this guest shares what it may have in memory with others.
+#[must_use]
+pub fn shares_resident(config: &Config<'_>) -> bool {
+    config.swap.is_some() && config.flags & bundle::flags::SHARE_RESIDENT != 0
 }
 
 /// The most frames that a guest's tables can take: with 4 KiB pages, a table for each 2 MiB, one for each 1 GiB, and so
@@ -249,21 +257,23 @@ fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
     }
     // RAM is given in huge pages, and so is that of stolen time, in a slot of its own. What a disk takes need not be here; a
     // store in memory takes it only after it was loaded.
-    let bytes = match &config.swap {
-        Some(Swap { resident, store: Store::Disk(_), .. }) => total(config).min(*resident),
-        _ => total(config),
+    let (bytes, pool) = match &config.swap {
+        Some(Swap { resident, .. }) if shares_resident(config) => (0, resident.div_ceil(HUGE_PAGE)),
+        Some(Swap { resident, store: Store::Disk(_), .. }) => (total(config).min(*resident), 0),
+        _ => (total(config), 0),
     };
+    let pool = pool.saturating_mul(HUGE_PAGE / PAGE);
     let huge_pages = bytes.div_ceil(HUGE_PAGE) + STOLEN_TIME;
     let frames = huge_pages.saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config));
     let frames = frames.saturating_add(SwapMemory::of(config).huge_pages().saturating_mul(HUGE_PAGE / PAGE));
     let disk_pages = config.disks.iter().map(devices::pages_in_memory).fold(0, u64::saturating_add);
-    let bytes = frames.checked_mul(PAGE).zip(disk_pages.checked_mul(HUGE_PAGE));
+    let bytes = frames.saturating_add(pool).checked_mul(PAGE).zip(disk_pages.checked_mul(HUGE_PAGE));
     if bytes.and_then(|(frames, disks)| frames.checked_add(disks)).is_none_or(|bytes| bytes > free) {
-        let wanted = frames.div_ceil(256).saturating_add(disk_pages.saturating_mul(2));
+        let wanted = frames.saturating_add(pool).div_ceil(256).saturating_add(disk_pages.saturating_mul(2));
         return Err(Why::NoMemory { wanted, free: free >> 20 });
     }
     let layout = Layout::new(config)?;
-    Ok(Admitted { layout, frames, disk_pages, vmid, weight: guest.weight })
+    Ok(Admitted { layout, frames, pool, disk_pages, vmid, weight: guest.weight })
 }
 
 const HUGE_PAGE: u64 = twofold_memory::HUGE_PAGE;

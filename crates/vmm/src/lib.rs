@@ -32,6 +32,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod agreement;
+pub mod balance;
 pub mod bundle;
 pub mod calls;
 pub mod config;

@@ -24,6 +24,9 @@ pub struct Config {
     /// As `--restart`.
     #[serde(default)]
     pub restart: bool,
+    /// As `--share-resident`.
+    #[serde(default)]
+    pub share_resident: bool,
     /// As `--host-cpus`.
     pub host_cpus: Option<u32>,
     /// As `--pages`.
@@ -50,7 +53,7 @@ mod tests {
     fn a_mistake_is_named_with_its_line_and_what_would_be_right() {
         for (text, line, right) in [
             ("[[guest]]\nname = \"a\"\ncpu = 2\n", 3, "unknown field `cpu`, expected one of `name`, `cpus`"),
-            ("host_cpus = 2\n", 1, "expected one of `guest`, `image`, `restart`, `host-cpus`, `pages`"),
+            ("host_cpus = 2\n", 1, "expected one of `guest`, `image`, `restart`, `share-resident`, `host-cpus`"),
             ("\n[[guest]]\nmemory = \"much\"\n", 3, "give a number of bytes, or one with K, M or G, such as 512M"),
             ("[[guest]]\ncpus = \"two\"\n", 2, "expected u32"),
             ("[[guest]]\nnet = [\"tap\"]\n", 2, "give user"),

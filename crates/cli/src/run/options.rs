@@ -21,7 +21,7 @@ use twofold_workload::policies::Policies;
 use super::config::Config;
 
 /// The options that say what a guest is.
-const OF_GUESTS: [&str; 17] = [
+const OF_GUESTS: [&str; 18] = [
     "kernel",
     "initrd",
     "append",
@@ -31,6 +31,7 @@ const OF_GUESTS: [&str; 17] = [
     "resident",
     "swap",
     "async_fault",
+    "share_resident",
     "name",
     "weight",
     "guest",
@@ -81,6 +82,10 @@ pub struct Options {
     /// knows how runs another task (docs/async-page-fault.md). Default: off
     #[arg(long, value_name = "off|halt|pv", requires = "resident")]
     pub async_fault: Option<Mode>,
+    /// Guests with --resident share what they may have in memory, the sum of it: what one does not need, another has, and gets it
+    /// back when it needs its own (docs/run.md)
+    #[arg(long)]
+    pub share_resident: bool,
     /// A disk: FILE is a raw image, a multiple of 512 bytes; `,ro` behind it has nothing write to it. Or memory:SIZE, which
     /// is lost at the end, or nbd:SOCKET, an NBD server. `,offset=SIZE` and `,size=SIZE` behind a file or a server take a
     /// part. Again for more disks
@@ -177,13 +182,14 @@ impl From<PagesOption> for Pages {
 impl Options {
     /// Takes what the file has and the options do not. Returns the further guests of the file.
     pub fn complete(&mut self, config: Config) -> Vec<Spec> {
-        let Config { guest, image, restart, host_cpus, pages } = config;
+        let Config { guest, image, restart, share_resident, host_cpus, pages } = config;
         let mut guests = guest.into_iter();
         let mut first = guests.next().unwrap_or_default();
         first.replace(self.first());
         self.set_first(first);
         self.image = self.image.take().or(image);
         self.restart |= restart;
+        self.share_resident |= share_resident;
         self.host_cpus = self.host_cpus.or(host_cpus);
         self.pages = self.pages.or(pages);
         guests.collect()
@@ -202,7 +208,9 @@ impl Options {
             memory: 512 << 20,
             cpus: 1,
             pages: self.pages.map_or(Pages::Auto, Pages::from),
-            flags: flags::CONSOLES | if self.restart { flags::RESTART } else { 0 },
+            flags: flags::CONSOLES
+                | if self.restart { flags::RESTART } else { 0 }
+                | if self.share_resident { flags::SHARE_RESIDENT } else { 0 },
             // Random bytes for the guest's first keys; a balloon, so that memory that it does not use is the machine's.
             devices: Devices { has_random: true, has_balloon: true, ..Devices::default() },
             swap: None,

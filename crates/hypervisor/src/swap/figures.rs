@@ -16,6 +16,8 @@ use crate::{read_sysreg, timer};
 pub(crate) struct Counts {
     /// Pages that left. The task counts them.
     out: AtomicU64,
+    /// Pages by which its limit was raised. The task that moves limits counts them.
+    granted: AtomicU64,
     waits: Vec<Waits>,
     window: Mutex<Window>,
 }
@@ -49,17 +51,17 @@ pub struct Figures {
 }
 
 /// Those that count up.
-const COUNTS: [&str; 7] =
-    ["pages_out", "pages_written", "pages_read", "written_by_faults", "waits", "waited", "announced"];
+const COUNTS: [&str; 8] =
+    ["pages_out", "pages_written", "pages_read", "written_by_faults", "waits", "waited", "announced", "granted"];
 /// Those that are so now.
-const NOW: [&str; 5] = ["resident", "limit", "stored", "awaited", "absent"];
+const NOW: [&str; 6] = ["resident", "limit", "share", "stored", "awaited", "absent"];
 /// A window is at least this part of a second.
 const SHORTEST: u64 = 10;
 
 impl Counts {
     pub(super) fn new(vcpus: u32) -> Self {
         let waits = (0..vcpus).map(|_| Waits::default()).collect();
-        Self { out: AtomicU64::new(0), waits, window: Mutex::default() }
+        Self { out: AtomicU64::new(0), granted: AtomicU64::new(0), waits, window: Mutex::default() }
     }
 
     /// The task has begun to write these pages out, or they are away.
@@ -67,14 +69,20 @@ impl Counts {
         add(&self.out, pages);
     }
 
+    /// The guest may have this many pages more.
+    pub(super) fn granted(&self, pages: u64) {
+        add(&self.granted, pages);
+    }
+
     pub(super) fn waits(&self, vcpu: usize) -> &Waits {
         &self.waits[vcpu]
     }
 
-    /// Those now. `stored`, `absent`, and what was written and read, are the store's.
+    /// Those now. `share` is the limit that the guest began with. `stored`, `absent`, and what was written and read, are the store's.
     pub(super) fn figures(
         &self,
         memory: &GuestMemory<EnginePlatform>,
+        share: u64,
         stored: u64,
         absent: u64,
         [written, read, by_faults]: [u64; 3],
@@ -83,8 +91,17 @@ impl Counts {
         let (time, usage) = (timer::machine_time(), memory.frame_use());
         let (waits, announced) = (sum(&|one| get(&one.count)), sum(&|one| get(&one.announced)));
         Figures {
-            counts: [get(&self.out), written, read, by_faults, waits, sum(&|one| one.ticks(time)), announced],
-            now: [usage.data, usage.limit, stored, usage.waiting, absent],
+            counts: [
+                get(&self.out),
+                written,
+                read,
+                by_faults,
+                waits,
+                sum(&|one| one.ticks(time)),
+                announced,
+                get(&self.granted),
+            ],
+            now: [usage.data, usage.limit, share, stored, usage.waiting, absent],
         }
     }
 

@@ -5,14 +5,12 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves};
-use twofold_stage2::{
-    Attributes, Coalesced, Error, Grant, Granule, IpaRange, Level, Mapped, Platform, TablePage, TableSource,
-};
+use twofold_stage2::{Attributes, Coalesced, Error, Grant, IpaRange, Level, Mapped, Platform, TablePage, TableSource};
 use twofold_workload::policies::{Cmo, Policies, Split, Tables};
 
 use crate::guest::GuestMemory;
 
-impl<P: Platform, G: Granule> GuestMemory<P, G> {
+impl<P: Platform> GuestMemory<P> {
     /// Sets how the techniques are done from now on. `this_cpu` returns the number of the CPU that calls it, for table
     /// pages that a CPU has at hand ([`Tables::Always`]). CPUs that share a number do without now and then.
     pub fn set_policies(&mut self, policies: Policies, this_cpu: fn() -> usize) {
@@ -35,9 +33,9 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
     pub(crate) fn map_by_policies(
         &self,
         level: Level,
-        grant: Grant<'_, P, G>,
+        grant: Grant<'_, P>,
         attributes: &Attributes,
-    ) -> Result<Mapped<G>, Error> {
+    ) -> Result<Mapped, Error> {
         let mut tables = self.tables();
         let always = self.baselines.policies.tables == Tables::Always;
         let Some(mut pages) = always.then(|| self.baselines.spare_pages()).flatten() else {
@@ -54,10 +52,10 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
     fn map_and_clean(
         &self,
         level: Level,
-        grant: Grant<'_, P, G>,
+        grant: Grant<'_, P>,
         attributes: &Attributes,
-        tables: &mut impl TableSource<G>,
-    ) -> Result<Mapped<G>, Error> {
+        tables: &mut impl TableSource,
+    ) -> Result<Mapped, Error> {
         match self.baselines.policies.cmo {
             Cmo::OnMap => grant.map(level, attributes, tables),
             Cmo::OnAbort => grant.map_cleaning_on_abort(level, attributes, tables),
@@ -68,9 +66,9 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
     pub(crate) fn coalesce_freeing_first(
         &self,
         level: Level,
-        grant: Grant<'_, P, G>,
+        grant: Grant<'_, P>,
         attributes: &Attributes,
-    ) -> Result<Coalesced<G>, Error> {
+    ) -> Result<Coalesced, Error> {
         grant.coalesce_freeing_first(level, attributes, &mut self.tables(), &mut |_| ())
     }
 
@@ -78,9 +76,9 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
     pub(crate) fn coalesce_cleaned(
         &self,
         level: Level,
-        grant: Grant<'_, P, G>,
+        grant: Grant<'_, P>,
         attributes: &Attributes,
-    ) -> Result<Coalesced<G>, Error> {
+    ) -> Result<Coalesced, Error> {
         let (tables, ignore) = (&mut self.tables(), &mut |_| ());
         if self.baselines.frees_first() {
             grant.coalesce_cleaned::<true>(level, attributes, tables, ignore)
@@ -114,17 +112,17 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
 }
 
 /// A CPU's pages, and the source behind them.
-struct Spare<'a, S, G: Granule> {
-    pages: &'a mut Vec<TablePage<G>>,
+struct Spare<'a, S> {
+    pages: &'a mut Vec<TablePage>,
     source: &'a mut S,
 }
 
-impl<S: TableSource<G>, G: Granule> TableSource<G> for Spare<'_, S, G> {
-    fn take(&mut self) -> Option<TablePage<G>> {
+impl<S: TableSource> TableSource for Spare<'_, S> {
+    fn take(&mut self) -> Option<TablePage> {
         self.pages.pop().or_else(|| self.source.take())
     }
 
-    fn give(&mut self, page: TablePage<G>) {
+    fn give(&mut self, page: TablePage) {
         self.source.give(page);
     }
 }
@@ -135,13 +133,13 @@ struct Chunk<S> {
     left: u64,
 }
 
-impl<S: TableSource<G>, G: Granule> TableSource<G> for Chunk<S> {
-    fn take(&mut self) -> Option<TablePage<G>> {
+impl<S: TableSource> TableSource for Chunk<S> {
+    fn take(&mut self) -> Option<TablePage> {
         self.left = self.left.checked_sub(1)?;
         self.source.take()
     }
 
-    fn give(&mut self, page: TablePage<G>) {
+    fn give(&mut self, page: TablePage) {
         self.left += 1;
         self.source.give(page);
     }

@@ -9,12 +9,13 @@
 //!
 //! Zeroes need no frame, so they need no request ([`make_zero`](GuestMemory::make_zero)).
 
-use twofold_stage2::{Granule, Ipa, Platform};
+use twofold_stage2::{Ipa, Platform};
 
 use super::single::Page;
 use super::state::Swap;
 use super::store::{Place, ReadRequest};
 use crate::async_fault::Arrival;
+use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::ram::Kind;
 
@@ -44,14 +45,14 @@ pub enum NotBegun {
     NoFrame,
 }
 
-impl<P: Platform, G: Granule> GuestMemory<P, G> {
+impl<P: Platform> GuestMemory<P> {
     /// A request to read the page at `page`, for which nothing has asked.
     ///
     /// # Errors
     ///
     /// [`NotBegun`].
     pub fn begin_read(&self, page: Ipa, place: Place, content: Unasked) -> Result<ReadRequest, NotBegun> {
-        let page = page.align_down(G::SIZE);
+        let page = page.align_down(FRAME);
         self.with_absent(page, place, |swap, state| {
             let platform = self.stage2.platform();
             if content == Unasked::Ahead && swap.waiting.lock(platform).wanting() > 0 {
@@ -62,7 +63,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
                 if content == Unasked::Ahead && frames.data_room() <= swap.options.headroom / 2 {
                     return Err(NotBegun::NoFrame);
                 }
-                frames.take_data(1).ok_or(NotBegun::NoFrame)?
+                frames.take_data(self.stage2.platform(), 1).ok_or(NotBegun::NoFrame)?
             };
             *state = Page::Arriving(place);
             swap.arriving.add();
@@ -77,7 +78,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
     ///
     /// [`NotBegun`], but never for want of a frame.
     pub fn make_zero(&self, page: Ipa, place: Place) -> Result<(), NotBegun> {
-        let page = page.align_down(G::SIZE);
+        let page = page.align_down(FRAME);
         let until = self.with_absent(page, place, |swap, state| {
             *state = Page::Zero;
             Ok(swap.waiting.lock(self.stage2.platform()).next())

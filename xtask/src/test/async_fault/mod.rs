@@ -7,6 +7,7 @@
 //! | [`measures`] | what a page that is on its way costs the bare-metal guest |
 //! | [`linux`] | a Linux that knows asynchronous page faults, by its module |
 //! | [`redis`] | Debian with Redis, whose data have to be those of a run without a store |
+//! | [`shared`] | two guests that share what they may have in memory |
 //! | [`statistics`] | what `twofold stat` learns |
 //! | [`swap_device`] | stores on a disk that fails or stands still |
 //! | [`wrong`] | guests that break the rules of asynchronous page faults |
@@ -17,6 +18,7 @@ mod linux;
 mod measures;
 mod pages;
 mod redis;
+mod shared;
 mod statistics;
 mod swap_device;
 mod wrong;
@@ -73,6 +75,8 @@ const TESTS: &[Test] = &[
     ("linux::reboots_with_pages_in_the_store", Depth::Full, |machines| linux::reboots(machines, Mode::Off)),
     ("linux::reboots_with_the_module", Depth::Full, |machines| linux::reboots(machines, Mode::Pv)),
     ("statistics::of_guests", Depth::Quick, statistics::of_guests),
+    ("shared::with_an_idle_guest", Depth::Quick, shared::with_an_idle_guest),
+    ("shared::with_less_memory_than_the_guests_have", Depth::Quick, shared::with_less_memory_than_the_guests_have),
     ("wrong::calls", Depth::Full, |machines| wrong::calls(machines, 1)),
     ("wrong::calls_on_3_vcpus", Depth::Quick, |machines| wrong::calls(machines, 3)),
     ("wrong::no_acknowledgements", Depth::Full, |machines| wrong::deaf(machines, 1)),
