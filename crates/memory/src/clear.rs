@@ -5,14 +5,14 @@
 //! hypervisor reads it. A huge page that is whole costs one flush and no write: its pages are zeroed at their next touch,
 //! as at their first.
 
-use twofold_stage2::{Ipa, IpaRange, Platform};
+use twofold_stage2::{Granule, Ipa, IpaRange, Platform};
 
 use crate::frames::{FRAME, HUGE_PAGE};
 use crate::guest::{Error, GuestMemory};
 use crate::ram::Forgotten;
 use crate::slots::{Content, Memslot, SlotError, SlotId};
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Makes the addresses in `range` that are in the slot read as zero. The pages are in a running dirty log when this
     /// returns. No vCPU may run: a page that one touches meanwhile may keep its content.
     ///
@@ -34,7 +34,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// A range within one huge page.
-    fn clear_huge_page(&self, slot: &Memslot, range: IpaRange) -> Result<(), Error> {
+    fn clear_huge_page(&self, slot: &Memslot<G>, range: IpaRange) -> Result<(), Error> {
         if let Content::Ram(ram) = &slot.content {
             let forgotten = ram.lock(self.stage2.platform()).forget(&range);
             if forgotten == Forgotten::All {
@@ -44,15 +44,17 @@ impl<P: Platform> GuestMemory<P> {
         let mut page = range.start;
         while page < range.end {
             self.clear_page(slot, page)?;
-            page = page + FRAME;
+            page = page + G::SIZE;
         }
         Ok(())
     }
 
-    fn clear_page(&self, slot: &Memslot, page: Ipa) -> Result<(), Error> {
+    fn clear_page(&self, slot: &Memslot<G>, page: Ipa) -> Result<(), Error> {
         // A page that no frame holds reads as zero already.
         match self.frame_of(page)? {
-            Some(_) => self.write_in_page(slot, page, &[0; FRAME as usize]),
+            Some(_) => (0..G::SIZE)
+                .step_by(FRAME as usize)
+                .try_for_each(|at| self.write_in_page(slot, page + at, &[0; FRAME as usize])),
             None => Ok(()),
         }
     }

@@ -19,21 +19,21 @@ use core::sync::atomic::Ordering;
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{
-    Access, Attributes, CleanedPieces, Coalesced, Execute, Grant, Ipa, IpaRange, Level, Lock, LockGuard, Mapped,
-    Platform, Relaxed, Window,
+    Access, Attributes, CleanedPieces, Coalesced, Execute, Grant, Granule, Ipa, IpaRange, Kib4, Level, Lock, LockGuard,
+    Mapped, Platform, Relaxed, Window,
 };
 
 use crate::answer::{Answer, Done};
 use crate::dirty::fault::Around;
 use crate::dirty::log::Running;
-use crate::frames::{FRAME, HUGE_PAGE};
+use crate::frames::HUGE_PAGE;
 use crate::guest::{Error, GuestMemory, Pages};
 use crate::guest_fault::GuestFault;
 use crate::preallocated::{FittingLeaf, Preallocated};
 use crate::ram::Ram;
 use crate::slots::{Content, Memslot};
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Answers a fault. Several vCPUs may fault at once.
     ///
     /// # Errors
@@ -65,11 +65,11 @@ impl<P: Platform> GuestMemory<P> {
     /// The fast path of [`map`](Self::map): maps a page of RAM that has a frame. Its result is in registers. So it
     /// returns no [`Error`], which `map` finds again.
     #[inline(always)]
-    fn map_page(&self, fault: &GuestFault) -> Attempt<'_> {
-        let page = fault.ipa.align_down(FRAME);
+    fn map_page(&self, fault: &GuestFault) -> Attempt<'_, G> {
+        let page = fault.ipa.align_down(G::SIZE);
         let Some(slot) = self.slots.find(page) else { return Attempt::NoSlot };
         let Content::Ram(ram) = &slot.content else { return Attempt::Unfinished(slot) };
-        if !allows(slot, fault.access) || slot.tracking.running().is_some() || self.pages == Pages::Largest {
+        if !allows(slot, fault.access) || slot.tracking.running().is_some() || self.maps_blocks() {
             return Attempt::Unfinished(slot);
         }
         let Some((grant, first_touch)) = self.make_ready(page, ram.lock(self.stage2.platform())) else {
@@ -77,7 +77,7 @@ impl<P: Platform> GuestMemory<P> {
         };
         let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
         let Ok(mapped) = self.map_leaf(Level::L3, grant, &attributes) else { return Attempt::Unfinished(slot) };
-        self.note_writes(slot, page..page + FRAME);
+        self.note_writes(slot, page..page + G::SIZE);
         if let Mapped::Already(_) = mapped {
             return Attempt::WasMapped;
         }
@@ -90,9 +90,9 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// The parts of the fault are passed one by one: as a whole it would be forced into memory on the fast path.
     #[inline(never)]
-    fn map(&self, slot: &Memslot, ipa: Ipa, kind: FaultKind, access: AccessKind) -> Result<Answer, Error> {
+    fn map(&self, slot: &Memslot<G>, ipa: Ipa, kind: FaultKind, access: AccessKind) -> Result<Answer, Error> {
         let fault = &GuestFault { ipa, kind, access };
-        let page = fault.ipa.align_down(FRAME);
+        let page = fault.ipa.align_down(G::SIZE);
         if !allows(slot, fault.access) {
             return Ok(Answer::ExternalAbort);
         }
@@ -110,6 +110,12 @@ impl<P: Platform> GuestMemory<P> {
         }
     }
 
+    /// Whether huge pages are mapped as blocks.
+    #[inline(always)]
+    fn maps_blocks(&self) -> bool {
+        Ram::<G>::LARGEST < Level::L3 && self.pages == Pages::Largest
+    }
+
     /// The attributes of RAM. It may be executed if it is mapped for `code`, or if this CPU needs no cache maintenance
     /// for code.
     pub(crate) fn ram_attributes(&self, write: bool, code: bool, dirty_by_hardware: bool) -> Attributes {
@@ -119,7 +125,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Maps a page of RAM, or a block around it.
-    fn map_ram(&self, page: Ipa, slot: &Memslot, ram: &Lock<Ram>, fault: &GuestFault) -> Result<Answer, Error> {
+    fn map_ram(&self, page: Ipa, slot: &Memslot<G>, ram: &Lock<Ram<G>>, fault: &GuestFault) -> Result<Answer, Error> {
         if let Some(running) = slot.tracking.running() {
             return self.map_logged(page, slot, fault, running);
         }
@@ -129,7 +135,7 @@ impl<P: Platform> GuestMemory<P> {
         {
             return self.map_single(page, slot, locked, fault, None);
         }
-        if self.pages == Pages::Largest
+        if self.maps_blocks()
             && let Some(answer) = self.map_huge_page(page, slot, ram, fault)
         {
             return answer;
@@ -147,8 +153,8 @@ impl<P: Platform> GuestMemory<P> {
     fn map_huge_page(
         &self,
         page: Ipa,
-        slot: &Memslot,
-        ram: &Lock<Ram>,
+        slot: &Memslot<G>,
+        ram: &Lock<Ram<G>>,
         fault: &GuestFault,
     ) -> Option<Result<Answer, Error>> {
         block_around(page, &slot.range)?;
@@ -181,9 +187,9 @@ impl<P: Platform> GuestMemory<P> {
     #[cold]
     fn map_cleaned(
         &self,
-        grant: Grant<'_, P>,
+        grant: Grant<'_, P, G>,
         cleaned: CleanedPieces,
-        slot: &Memslot,
+        slot: &Memslot<G>,
         first_touch: bool,
         fault: &GuestFault,
     ) -> Result<Answer, Error> {
@@ -197,7 +203,7 @@ impl<P: Platform> GuestMemory<P> {
     fn map_preallocated(
         &self,
         page: Ipa,
-        slot: &Memslot,
+        slot: &Memslot<G>,
         preallocated: &Preallocated,
         fault: &GuestFault,
     ) -> Result<Answer, Error> {
@@ -219,8 +225,8 @@ impl<P: Platform> GuestMemory<P> {
     fn map_ready(
         &self,
         level: Level,
-        grant: Grant<'_, P>,
-        slot: &Memslot,
+        grant: Grant<'_, P, G>,
+        slot: &Memslot<G>,
         first_touch: bool,
         fault: &GuestFault,
     ) -> Result<Answer, Error> {
@@ -235,10 +241,10 @@ impl<P: Platform> GuestMemory<P> {
     fn note_mapped(
         &self,
         level: Level,
-        grant: Grant<'_, P>,
+        grant: Grant<'_, P, G>,
         attributes: &Attributes,
-        mapped: Result<Mapped, twofold_stage2::Error>,
-        slot: &Memslot,
+        mapped: Result<Mapped<G>, twofold_stage2::Error>,
+        slot: &Memslot<G>,
         first_touch: bool,
         fault: &GuestFault,
     ) -> Result<Answer, Error> {
@@ -253,7 +259,7 @@ impl<P: Platform> GuestMemory<P> {
     /// Puts a block in the place of a table (Wang 2021). Writes that hardware had recorded in the table are not
     /// reported: if a log runs by then, the caller marks the whole block.
     #[cold]
-    fn promote(&self, level: Level, grant: Grant<'_, P>, attributes: &Attributes) -> Result<Mapped, Error> {
+    fn promote(&self, level: Level, grant: Grant<'_, P, G>, attributes: &Attributes) -> Result<Mapped<G>, Error> {
         #[cfg(feature = "baselines")]
         if self.baselines.cleans_on_abort() {
             return Ok(self.promoted(self.coalesce_cleaned(level, grant, attributes)?));
@@ -262,7 +268,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// The result as if the block had been mapped where nothing was. Counts a block that replaced a table.
-    fn promoted(&self, coalesced: Coalesced) -> Mapped {
+    fn promoted(&self, coalesced: Coalesced<G>) -> Mapped<G> {
         match coalesced {
             Coalesced::Done { .. } => {
                 self.promoted.fetch_add(1, Ordering::Relaxed);
@@ -276,9 +282,9 @@ impl<P: Platform> GuestMemory<P> {
     pub(crate) fn coalesce(
         &self,
         level: Level,
-        grant: Grant<'_, P>,
+        grant: Grant<'_, P, G>,
         attributes: &Attributes,
-    ) -> Result<Coalesced, twofold_stage2::Error> {
+    ) -> Result<Coalesced<G>, twofold_stage2::Error> {
         #[cfg(feature = "baselines")]
         if self.baselines.frees_first() {
             return self.coalesce_freeing_first(level, grant, attributes);
@@ -291,9 +297,9 @@ impl<P: Platform> GuestMemory<P> {
     pub(crate) fn map_leaf(
         &self,
         level: Level,
-        grant: Grant<'_, P>,
+        grant: Grant<'_, P, G>,
         attributes: &Attributes,
-    ) -> Result<Mapped, twofold_stage2::Error> {
+    ) -> Result<Mapped<G>, twofold_stage2::Error> {
         #[cfg(feature = "baselines")]
         if self.baselines.changes_map() {
             return self.map_by_policies(level, grant, attributes);
@@ -304,7 +310,7 @@ impl<P: Platform> GuestMemory<P> {
     /// Maps a page while a log runs. The page becomes writable only for a write, or with DBM, where hardware records
     /// the write.
     #[cold]
-    fn map_logged(&self, page: Ipa, slot: &Memslot, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
+    fn map_logged(&self, page: Ipa, slot: &Memslot<G>, fault: &GuestFault, running: Running) -> Result<Answer, Error> {
         let (grant, first_touch) = match &slot.content {
             Content::Ram(ram) => match ram.lock_unless_interrupted(self.stage2.platform()) {
                 None => return Ok(INTERRUPTED),
@@ -317,7 +323,7 @@ impl<P: Platform> GuestMemory<P> {
                 },
             },
             Content::Preallocated(preallocated) => {
-                (self.stage2.grant(&preallocated.frames, page, FRAME).ok_or(Error::NoRam { ipa: page })?, false)
+                (self.stage2.grant(&preallocated.frames, page, G::SIZE).ok_or(Error::NoRam { ipa: page })?, false)
             }
             Content::Device(_) => return Ok(Answer::ExternalAbort),
         };
@@ -327,9 +333,9 @@ impl<P: Platform> GuestMemory<P> {
         let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
         if tracked {
             // Hardware records writes to the page. A page that is mapped for a write counts as recorded already.
-            let _ = self.note_tracked(slot, page..page + FRAME, running);
+            let _ = self.note_tracked(slot, page..page + G::SIZE, running);
         } else if write {
-            self.note_writes(slot, page..page + FRAME);
+            self.note_writes(slot, page..page + G::SIZE);
         }
         self.mapped(mapped, Level::L3, first_touch, fault)
     }
@@ -338,7 +344,7 @@ impl<P: Platform> GuestMemory<P> {
     /// is no whole huge page. The slot's lock is released before the caller maps. The grant is made under it: from then
     /// on, a withdrawal of this memory makes it stale.
     #[inline(always)]
-    fn make_ready(&self, page: Ipa, mut ram: LockGuard<'_, Ram>) -> Option<(Grant<'_, P>, bool)> {
+    fn make_ready(&self, page: Ipa, mut ram: LockGuard<'_, Ram<G>>) -> Option<(Grant<'_, P, G>, bool)> {
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
         let mut backed = ram.back(page, &self.frames, &self.stage2)?;
         let (zeroed, grant) = (backed.make_ready(platform, features), backed.grant(&self.stage2));
@@ -350,11 +356,11 @@ impl<P: Platform> GuestMemory<P> {
     /// there. They stay, and the guest gets a smaller leaf beside them: replacing them by a block needs a break, and
     /// the guest may be using these registers.
     #[inline(never)]
-    fn map_device(&self, page: Ipa, slot: &Memslot, window: &Window, fault: &GuestFault) -> Result<Answer, Error> {
+    fn map_device(&self, page: Ipa, slot: &Memslot<G>, window: &Window, fault: &GuestFault) -> Result<Answer, Error> {
         let pa = window.pa() + (page - slot.range.start);
         let access = Access { write: slot.writable, ..Access::READ };
         let attributes = Attributes { access, ..Attributes::device() };
-        let mut largest = Level::L1;
+        let mut largest = self.stage2.geometry().largest_block();
         loop {
             let FittingLeaf { level, ipa, .. } =
                 FittingLeaf::around(page, pa, &slot.range, largest, self.stage2.geometry());
@@ -374,7 +380,7 @@ impl<P: Platform> GuestMemory<P> {
     #[inline(always)]
     pub(crate) fn mapped(
         &self,
-        mapped: Mapped,
+        mapped: Mapped<G>,
         level: Level,
         first_touch: bool,
         fault: &GuestFault,
@@ -443,7 +449,7 @@ impl<P: Platform> GuestMemory<P> {
 const INTERRUPTED: Answer = Answer::Retry(Done::Interrupted);
 
 /// What [`GuestMemory::map_page`] came to.
-enum Attempt<'a> {
+enum Attempt<'a, G: Granule> {
     /// The page is mapped now.
     Mapped(Done),
     /// The page was mapped already.
@@ -451,7 +457,7 @@ enum Attempt<'a> {
     /// No slot holds the address.
     NoSlot,
     /// There is more to do in this slot. Nothing is half done.
-    Unfinished(&'a Memslot),
+    Unfinished(&'a Memslot<G>),
 }
 
 #[inline(always)]
@@ -470,7 +476,7 @@ fn block_around(page: Ipa, slot: &IpaRange) -> Option<Ipa> {
     (start >= slot.start && start.checked_add(HUGE_PAGE)? <= slot.end).then_some(start)
 }
 
-fn allows(slot: &Memslot, access: AccessKind) -> bool {
+fn allows<G: Granule>(slot: &Memslot<G>, access: AccessKind) -> bool {
     match access {
         AccessKind::Read | AccessKind::Maintenance => true,
         AccessKind::Write => slot.writable,
@@ -486,4 +492,4 @@ fn wanted(access: AccessKind) -> Access {
     }
 }
 
-const _: () = assert!(HUGE_PAGE == 2 << 20, "a huge page is what level 2 spans with the 4 KiB granule");
+const _: () = assert!(HUGE_PAGE == Kib4.span(Level::L2), "a huge page is what level 2 spans with the 4 KiB granule");

@@ -4,14 +4,13 @@
 //! Invariant: the answer comes from the slot's backing, whether or not the page is mapped. So a judge can compare it with
 //! what the tables say.
 
-use twofold_stage2::{Ipa, Pa, Platform};
+use twofold_stage2::{Granule, Ipa, Pa, Platform};
 
-use crate::frames::FRAME;
 use crate::guest::{Error, GuestMemory};
 use crate::ram::Content as PageContent;
 use crate::slots::Content;
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// The frame that holds the content of the page at `page`; `None` if the page reads as zero and no frame holds it. It
     /// may have changed when this returns, unless no vCPU and no device runs.
     ///
@@ -19,7 +18,7 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// [`Error::NoRam`] if the guest has no RAM there. With a page store, [`Error::Absent`] if the page is not in memory.
     pub fn frame_of(&self, page: Ipa) -> Result<Option<Pa>, Error> {
-        let page = page.align_down(FRAME);
+        let page = page.align_down(G::SIZE);
         let slot = self.slots.find(page).ok_or(Error::NoRam { ipa: page })?;
         match &slot.content {
             Content::Ram(ram) => match ram.lock(self.stage2.platform()).content(page) {

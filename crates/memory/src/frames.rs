@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The free memory of the machine: 4 KiB frames and naturally aligned runs of them.
+//! The free memory of the machine: frames of 4 KiB, and naturally aligned runs of them.
+//!
+//! A frame is the unit in which memory is counted, whatever the granule: a page or a table of 16 KiB is a run of 4 frames,
+//! one of 64 KiB a run of 16.
 //!
 //! Each donated range is kept in maps of 2 MiB ([`FrameMap`]), which own its frames. Adding a range takes memory on the
 //! heap. Taking or giving a frame takes none, so a full heap stops no fault here.
@@ -12,14 +15,18 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use twofold_stage2::{Donated, Error, Features, FrameMap, Geometry, Pa, Platform, Root, Run, TablePage, TableSource};
+use twofold_stage2::{
+    Donated, Error, Features, FrameMap, Geometry, Granule, Pa, Platform, Root, Run, TablePage, TableSource,
+};
 
 use crate::pool::FramePool;
 use crate::shared::{Share, SharedFrames};
 
-/// Bytes of a frame.
+/// Bytes of a frame, with every granule.
 pub(crate) const FRAME: u64 = 4096;
-/// Bytes in a huge page, the unit in which guest RAM takes its frames: a level 2 block of the 4 KiB granule.
+/// Bytes in a huge page, the unit in which guest RAM takes its frames, with every granule. With 4 KiB it is a level 2
+/// block. With 16 KiB and 64 KiB, whose blocks have 32 MiB and 512 MiB, it is 128 and 32 pages: as many as the contiguous
+/// hint joins at level 3 (Arm ARM DDI 0487K.a, D8.6.1).
 pub const HUGE_PAGE: u64 = FrameMap::SPAN;
 /// Frames in a huge page, and in a map.
 pub(crate) const PAGES: u64 = HUGE_PAGE / FRAME;
@@ -226,7 +233,7 @@ impl Frames {
     }
 
     /// Takes memory for a root table. `None` if there is not enough.
-    pub fn take_root(&mut self, geometry: &Geometry) -> Option<Result<Root, Error>> {
+    pub fn take_root<G: Granule>(&mut self, geometry: &Geometry<G>) -> Option<Result<Root, Error>> {
         let size = geometry.root_size();
         let run = self.take(size / FRAME)?;
         self.tables_taken += geometry.root_tables() as u64;
@@ -307,9 +314,9 @@ impl Frames {
     }
 }
 
-impl TableSource for Frames {
-    fn take(&mut self) -> Option<TablePage> {
-        let page = self.take(1)?.into_table(&self.features).ok();
+impl<G: Granule> TableSource<G> for Frames {
+    fn take(&mut self) -> Option<TablePage<G>> {
+        let page = self.take(G::SIZE / FRAME)?.into_table(&self.features).ok();
         self.tables_taken += 1;
         page
     }
@@ -317,7 +324,7 @@ impl TableSource for Frames {
     /// # Panics
     ///
     /// If the page was not taken here.
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         self.give_own(page.into_run());
         self.tables_given += 1;
     }

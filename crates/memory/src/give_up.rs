@@ -15,9 +15,9 @@
 //! Of a huge page that is given up in part, single pages leave their states (`swap::give_up`). Without a page store there
 //! are no such states, and nothing of it becomes free.
 
-use twofold_stage2::{Ipa, IpaRange, Lent, Lock, Platform, Unwatched};
+use twofold_stage2::{Granule, Ipa, IpaRange, Lent, Lock, Platform, Unwatched};
 
-use crate::frames::{FRAME, HUGE_PAGE, PAGES};
+use crate::frames::{HUGE_PAGE, PAGES};
 use crate::guest::{Error, GuestMemory};
 use crate::ram::{Kind, Ram};
 use crate::slots::{Content, Memslot};
@@ -32,7 +32,7 @@ pub struct GivenUp {
     pub frames: u64,
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Gives up the whole pages of `range`, while vCPUs may run. Each of them reads as zero from now on, or as before if its
     /// frame has to stay: it is pinned, something waits for it, or its huge page is whole, is not given up as a whole, and
     /// cannot be kept page by page. What a vCPU writes there meanwhile may be lost.
@@ -45,8 +45,8 @@ impl<P: Platform> GuestMemory<P> {
     /// [bring](Self::bring) it, and call again. [`Error::Stage2`] if the tables cannot be changed. The pages before that
     /// one are given up.
     pub fn give_up(&self, range: IpaRange) -> Result<GivenUp, Error> {
-        let end = range.end.align_down(FRAME);
-        let mut at = Ipa::new(range.start.raw().next_multiple_of(FRAME));
+        let end = range.end.align_down(G::SIZE);
+        let mut at = Ipa::new(range.start.raw().next_multiple_of(G::SIZE));
         let mut frames = 0;
         while at < end {
             let slot = self.slots.find(at).ok_or(Error::NoRam { ipa: at })?;
@@ -64,7 +64,7 @@ impl<P: Platform> GuestMemory<P> {
         Ok(GivenUp { end: at, frames })
     }
 
-    fn give_up_in_huge_page(&self, slot: &Memslot, ram: &Lock<Ram>, range: IpaRange) -> Result<GivenUp, Error> {
+    fn give_up_in_huge_page(&self, slot: &Memslot<G>, ram: &Lock<Ram<G>>, range: IpaRange) -> Result<GivenUp, Error> {
         let huge_page = range.start.align_down(HUGE_PAGE);
         let all = huge_page.max(slot.range.start)..(huge_page + HUGE_PAGE).min(slot.range.end);
         // G1.
@@ -86,7 +86,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// G2 to G4.
-    fn free_huge_page(&self, slot: &Memslot, ram: &Lock<Ram>, range: &IpaRange, lent: Lent) -> Result<(), Error> {
+    fn free_huge_page(&self, slot: &Memslot<G>, ram: &Lock<Ram<G>>, range: &IpaRange, lent: Lent) -> Result<(), Error> {
         let (platform, tables) = (self.stage2.platform(), &mut self.tables());
         let run = match self.stage2.withdraw(lent, tables, Unwatched) {
             Ok(withdrawal) => withdrawal.reclaim(tables).0,

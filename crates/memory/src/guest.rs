@@ -9,11 +9,11 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::{
-    Broken, Geometry, Ipa, IpaRange, Lent, Level, Lock, LockGuard, Platform, Run, Stage2, TablePage, TableSource,
-    Unwatched, Vmid,
+    Broken, Geometry, Granule, Ipa, IpaRange, Kib4, Lent, Level, Lock, LockGuard, Platform, Run, Stage2, TablePage,
+    TableSource, Unwatched, Vmid,
 };
 
-use crate::frames::{FRAME, Frames};
+use crate::frames::Frames;
 use crate::ram::Content as PageContent;
 use crate::slots::{Content, Memslot, Refused, Slot, SlotError, SlotId, Slots};
 use crate::swap::state::Swap;
@@ -24,14 +24,14 @@ use crate::swap::store::Place;
 pub enum Pages {
     /// Pages and blocks as large as slot and backing allow.
     Largest,
-    /// 4 KiB pages only.
+    /// Pages of the granule only.
     Small,
 }
 
-/// One guest's memory.
-pub struct GuestMemory<P: Platform> {
-    pub(crate) stage2: Stage2<P>,
-    pub(crate) slots: Slots,
+/// One guest's memory, mapped with pages of the granule `G`.
+pub struct GuestMemory<P: Platform, G: Granule = Kib4> {
+    pub(crate) stage2: Stage2<P, G>,
+    pub(crate) slots: Slots<G>,
     pub(crate) frames: Lock<Frames>,
     pub(crate) pages: Pages,
     pub(crate) leaves: Leaves,
@@ -39,7 +39,7 @@ pub struct GuestMemory<P: Platform> {
     /// The page store, if there is one.
     pub(crate) swap: Option<Box<Swap>>,
     #[cfg(feature = "baselines")]
-    pub(crate) baselines: crate::baselines::Baselines,
+    pub(crate) baselines: crate::baselines::Baselines<G>,
 }
 
 /// Counts since the guest was made. While vCPUs run, one count may be ahead of another.
@@ -53,7 +53,7 @@ pub struct Counts {
     pub first_touches: [u64; 4],
     /// Blocks that a fault put in the place of a table that was in its way. They are counted in `mapped` too.
     pub promoted: u64,
-    /// Frames that were zeroed.
+    /// Frames of 4 KiB that were zeroed.
     pub frames_zeroed: u64,
     /// Table pages taken, including the root's.
     pub tables_allocated: u64,
@@ -123,14 +123,20 @@ impl From<Refused> for Error {
     }
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// A guest without memory. The caller gives each guest its own VMID.
     ///
     /// # Errors
     ///
     /// [`Error::NoRoot`] if `frames` has no memory for the root table; [`Error::Stage2`] if the engine refuses the
     /// geometry or the root.
-    pub fn new(platform: P, geometry: Geometry, vmid: Vmid, mut frames: Frames, pages: Pages) -> Result<Self, Error> {
+    pub fn new(
+        platform: P,
+        geometry: Geometry<G>,
+        vmid: Vmid,
+        mut frames: Frames,
+        pages: Pages,
+    ) -> Result<Self, Error> {
         let features = frames.features();
         if frames.are_shared() {
             // If there are none, the root is what is missing.
@@ -158,7 +164,7 @@ impl<P: Platform> GuestMemory<P> {
     /// [`Refused`] returns the slot, with the reason.
     pub fn add_slot(&mut self, slot: Slot) -> Result<SlotId, Refused> {
         let stage2 = &self.stage2;
-        self.slots.add(slot, stage2.geometry().end(), |run, range| stage2.lend(run, range.start, range))
+        self.slots.add(slot, stage2.geometry(), |run, range| stage2.lend(run, range.start, range))
     }
 
     /// Removes a memslot. When this returns, nothing of it is mapped, the flush is complete, and its frames are free.
@@ -243,9 +249,9 @@ impl<P: Platform> GuestMemory<P> {
         }
         let (log, tables) = (slot.tracking.log(), &mut self.tables());
         let own = log.map(|log| log.hold(self.stage2.platform()));
-        let removed = |leaf: Broken| {
+        let removed = |leaf: Broken<G>| {
             if let Some(log) = log.filter(|_| leaf.is_hardware_dirty()) {
-                log.mark(slot, &(leaf.ipa()..leaf.ipa() + FRAME));
+                log.mark(slot, &(leaf.ipa()..leaf.ipa() + G::SIZE));
                 if self.swap.is_some() {
                     self.end_copy(slot, leaf.ipa());
                 }
@@ -276,8 +282,8 @@ impl<P: Platform> GuestMemory<P> {
         let mut at = ipa;
         let mut left = bytes;
         while !left.is_empty() {
-            let page = at.align_down(FRAME);
-            let (now, later) = left.split_at(left.len().min((FRAME - (at - page)) as usize));
+            let page = at.align_down(G::SIZE);
+            let (now, later) = left.split_at(left.len().min((G::SIZE - (at - page)) as usize));
             let slot = self.slots.find(at).ok_or(Error::NoRam { ipa: at })?;
             self.write_in_page(slot, at, now).map_err(|error| after(error, at - ipa))?;
             at = at + now.len() as u64;
@@ -287,8 +293,8 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Writes bytes of one page, and marks it.
-    pub(crate) fn write_in_page(&self, slot: &Memslot, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
-        let (page, platform) = (at.align_down(FRAME), self.stage2.platform());
+    pub(crate) fn write_in_page(&self, slot: &Memslot<G>, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
+        let (page, platform) = (at.align_down(G::SIZE), self.stage2.platform());
         match &slot.content {
             Content::Ram(ram) => {
                 let mut ram = ram.lock(platform);
@@ -305,7 +311,7 @@ impl<P: Platform> GuestMemory<P> {
             }
             Content::Device(_) => return Err(Error::NoRam { ipa: at }),
         }
-        self.note_writes(slot, page..page + FRAME);
+        self.note_writes(slot, page..page + G::SIZE);
         Ok(())
     }
 
@@ -323,8 +329,8 @@ impl<P: Platform> GuestMemory<P> {
         let mut at = ipa;
         let mut left = bytes;
         while !left.is_empty() {
-            let page = at.align_down(FRAME);
-            let count = left.len().min((FRAME - (at - page)) as usize);
+            let page = at.align_down(G::SIZE);
+            let count = left.len().min((G::SIZE - (at - page)) as usize);
             let (now, later) = left.split_at_mut(count);
             let slot = self.slots.find(at).ok_or(Error::NoRam { ipa: at })?;
             self.read_in_page(slot, at, now).map_err(|error| after(error, at - ipa))?;
@@ -335,8 +341,8 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Reads bytes of one page.
-    pub(crate) fn read_in_page(&self, slot: &Memslot, at: Ipa, bytes: &mut [u8]) -> Result<(), Error> {
-        let (page, platform) = (at.align_down(FRAME), self.stage2.platform());
+    pub(crate) fn read_in_page(&self, slot: &Memslot<G>, at: Ipa, bytes: &mut [u8]) -> Result<(), Error> {
+        let (page, platform) = (at.align_down(G::SIZE), self.stage2.platform());
         match &slot.content {
             Content::Ram(ram) => match ram.lock(platform).content(page) {
                 PageContent::At(lent, offset) => lent.run().read(platform, offset + (at - page), bytes),
@@ -352,7 +358,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// The guest's tables.
-    pub fn stage2(&self) -> &Stage2<P> {
+    pub fn stage2(&self) -> &Stage2<P, G> {
         &self.stage2
     }
 
@@ -369,7 +375,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// The frames as a source of table pages for the engine. They are locked for one page at a time.
-    pub fn tables(&self) -> impl TableSource + '_ {
+    pub fn tables(&self) -> impl TableSource<G> + '_ {
         Tables(self)
     }
 
@@ -413,25 +419,25 @@ fn reclaimed(reclaimed: Result<Run, Lent>) -> Option<Run> {
 
 /// The frames of a guest, locked for one table page at a time. The engine takes pages with none of its own locks held,
 /// and a fault holds no lock of a slot then.
-struct Tables<'a, P: Platform>(&'a GuestMemory<P>);
+struct Tables<'a, P: Platform, G: Granule>(&'a GuestMemory<P, G>);
 
-impl<P: Platform> Tables<'_, P> {
+impl<P: Platform, G: Granule> Tables<'_, P, G> {
     /// A page from the frames that guests share.
     #[cold]
-    fn take_shared(&self) -> Option<TablePage> {
+    fn take_shared(&self) -> Option<TablePage<G>> {
         let mut frames = self.0.frames();
         frames.add_tables(self.0.stage2.platform())?;
         TableSource::take(&mut *frames)
     }
 }
 
-impl<P: Platform> TableSource for Tables<'_, P> {
-    fn take(&mut self) -> Option<TablePage> {
+impl<P: Platform, G: Granule> TableSource<G> for Tables<'_, P, G> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         let page = TableSource::take(&mut *self.0.frames());
         page.or_else(|| self.take_shared())
     }
 
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         self.0.frames().give(page);
     }
 }

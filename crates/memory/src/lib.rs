@@ -9,6 +9,23 @@
 //! [`GuestMemory`] owns the guest's [`Stage2`](twofold_stage2::Stage2) tables. A fault comes in as data, and its answer
 //! goes out as data ([`Answer`]), so the same path serves a hypervisor, a hosted machine and a test.
 //!
+//! # Geometry
+//!
+//! A guest's tables have a granule of 4, 16 or 64 KiB, which is a type, as in `twofold-stage2`: `GuestMemory<P, Kib16>`.
+//! Without it, they are [`Kib4`](twofold_stage2::Kib4). What a page is follows: slots, mappings and dirty logs are of pages of
+//! the granule.
+//!
+//! | | 4 KiB | 16 KiB | 64 KiB |
+//! |---|---|---|---|
+//! | a page, and what a dirty log counts | 4 KiB | 16 KiB | 64 KiB |
+//! | RAM takes its frames in ([`HUGE_PAGE`]) | 2 MiB | 2 MiB | 2 MiB |
+//! | RAM is mapped by | pages, and blocks of 2 MiB | pages | pages |
+//! | preallocated memory is mapped by | pages, 2 MiB, 1 GiB | pages, 32 MiB | pages, 512 MiB |
+//! | a page store ([`swap`]) | yes | refused | refused |
+//!
+//! To back RAM by blocks of 32 MiB or 512 MiB would zero so much in one fault, and take so much for one byte that a guest
+//! uses. 2 MiB are what the contiguous hint joins with both granules.
+//!
 //! # The rules that this crate keeps
 //!
 //! * A guest sees no byte that another guest wrote. A frame is zeroed before it is first mapped, and keeps its content

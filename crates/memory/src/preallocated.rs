@@ -4,7 +4,7 @@
 //! Invariant: this data does not change as long as the slot exists. So finding a page takes no lock, no fault makes a
 //! page ready, and a leaf may be as large as slot, alignment and embedder allow.
 
-use twofold_stage2::{Geometry, Ipa, IpaRange, Lent, Level, Pa};
+use twofold_stage2::{Geometry, Granule, Ipa, IpaRange, Lent, Level, Pa};
 
 /// The frames of one slot, and the level of the largest leaf that may map them.
 pub(crate) struct Preallocated {
@@ -27,7 +27,7 @@ impl Preallocated {
     }
 
     /// The largest leaf that begins with the page at `ipa`.
-    pub(crate) fn leaf_from(&self, slot: &IpaRange, ipa: Ipa, geometry: &Geometry) -> FittingLeaf {
+    pub(crate) fn leaf_from<G: Granule>(&self, slot: &IpaRange, ipa: Ipa, geometry: &Geometry<G>) -> FittingLeaf {
         let begins = |level: &Level| ipa.is_aligned(geometry.granule().span(*level));
         let largest = LEAVES.into_iter().find(begins).unwrap_or(Level::L3);
         FittingLeaf::around(ipa, self.pa(slot, ipa), slot, self.largest.max(largest), geometry)
@@ -36,9 +36,15 @@ impl Preallocated {
 
 impl FittingLeaf {
     /// The largest leaf, of level `largest` or below, that maps `page` to `pa`. It is inside the slot, and both its
-    /// addresses are aligned, as in KVM (Wang 2021). A leaf of one page always fits. No leaf is above the root.
-    pub(crate) fn around(page: Ipa, pa: Pa, slot: &IpaRange, largest: Level, geometry: &Geometry) -> Self {
-        let leaves = LEAVES.into_iter().filter(|level| *level >= largest.max(geometry.root_level()));
+    /// addresses are aligned, as in KVM (Wang 2021). A leaf of one page always fits. No leaf is larger than the geometry's largest block.
+    pub(crate) fn around<G: Granule>(
+        page: Ipa,
+        pa: Pa,
+        slot: &IpaRange,
+        largest: Level,
+        geometry: &Geometry<G>,
+    ) -> Self {
+        let leaves = LEAVES.into_iter().filter(|level| *level >= largest.max(geometry.largest_block()));
         let mut fitting = leaves.filter_map(|level| {
             let (ipa, pa) = fits(slot, page, pa, geometry.granule().span(level))?;
             Some(Self { level, ipa, pa })
@@ -47,7 +53,7 @@ impl FittingLeaf {
     }
 
     /// The number of bytes that the leaf maps.
-    pub(crate) fn size(&self, geometry: &Geometry) -> u64 {
+    pub(crate) fn size<G: Granule>(&self, geometry: &Geometry<G>) -> u64 {
         geometry.granule().span(self.level)
     }
 }
@@ -60,5 +66,5 @@ fn fits(slot: &IpaRange, page: Ipa, pa: Pa, span: u64) -> Option<(Ipa, Pa)> {
     (inside && start.is_aligned(span)).then_some((ipa, start))
 }
 
-/// The levels that have leaves, from the largest leaf to the smallest.
-const LEAVES: [Level; 3] = [Level::L1, Level::L2, Level::L3];
+/// The levels that may have leaves, from the largest leaf to the smallest.
+const LEAVES: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];

@@ -26,8 +26,11 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::marker::PhantomData;
 
-use twofold_stage2::{CleanedPieces, Features, Grant, Ipa, IpaRange, Lent, Lock, Platform, Stage2};
+use twofold_stage2::{
+    CleanedPieces, Features, Grant, Granule, Ipa, IpaRange, Kib4, Lent, Level, Lock, Platform, Stage2,
+};
 
 use crate::frames::{FRAME, Frames, HUGE_PAGE, PAGES};
 use crate::swap::pins::Pins;
@@ -46,7 +49,7 @@ const _: () = assert!(PIECE * FRAME == CleanedPieces::PIECE && HUGE_PAGE == Clea
 const _: () = assert!(PIECE < 64 && 64 % PIECE == 0, "the bits of a piece are in one word");
 
 /// The backing of one slot of RAM.
-pub(crate) struct Ram {
+pub(crate) struct Ram<G: Granule> {
     /// The slot's addresses. Of the huge pages at its ends, only the part inside the slot is mapped.
     slot: IpaRange,
     /// The start of the first huge page, at or below the slot.
@@ -57,6 +60,7 @@ pub(crate) struct Ram {
     zeroed: u64,
     /// The pages that do not leave.
     pub(crate) pins: Pins,
+    granule: PhantomData<G>,
 }
 
 type Part = Box<[HugePage; PART]>;
@@ -114,15 +118,19 @@ pub(crate) enum Forgotten {
 }
 
 /// A page of guest RAM that has frames, with the state of its huge page.
-pub(crate) struct BackedPage<'a> {
+pub(crate) struct BackedPage<'a, G: Granule> {
     frames: &'a Lent,
     ready: &'a mut [u64; PAGES as usize / 64],
     cleaned: &'a mut CleanedPieces,
     zeroed: &'a mut u64,
     ipa: Ipa,
+    granule: PhantomData<G>,
 }
 
-impl Ram {
+impl<G: Granule> Ram<G> {
+    /// The level of the largest leaf that maps RAM: a huge page, where it is a block.
+    pub(crate) const LARGEST: Level = if G::SIZE == Kib4::SIZE { Level::L2 } else { Level::L3 };
+
     /// Backing for `range`, without any frames yet.
     pub(crate) fn new(range: &IpaRange) -> Self {
         let start = range.start.align_down(HUGE_PAGE);
@@ -133,6 +141,7 @@ impl Ram {
             parts: (0..count).map(|_| None).collect(),
             zeroed: 0,
             pins: Pins::default(),
+            granule: PhantomData,
         }
     }
 
@@ -148,8 +157,8 @@ impl Ram {
         &mut self,
         ipa: Ipa,
         frames: &Lock<Frames>,
-        stage2: &Stage2<P>,
-    ) -> Option<BackedPage<'_>> {
+        stage2: &Stage2<P, G>,
+    ) -> Option<BackedPage<'_, G>> {
         let offset = ipa - self.start;
         let index = (offset / HUGE_PAGE) as usize;
         let (part, place) = (&mut self.parts[index / PART], index % PART);
@@ -161,18 +170,25 @@ impl Ram {
             take(part, place, frames, lend)?
         };
         let Backing::Whole(frames, cleaned) = &mut huge_page.frames else { return None };
-        Some(BackedPage { frames, ready: &mut huge_page.ready, cleaned, zeroed: &mut self.zeroed, ipa })
+        Some(BackedPage {
+            frames,
+            ready: &mut huge_page.ready,
+            cleaned,
+            zeroed: &mut self.zeroed,
+            ipa,
+            granule: PhantomData,
+        })
     }
 }
 
-impl Ram {
+impl<G: Granule> Ram<G> {
     /// [`back`](Self::back), and the page made ready to be mapped or written: whether it was zeroed, the frames that have it, and its offset
     /// there in bytes.
     pub(crate) fn back_ready<P: Platform>(
         &mut self,
         ipa: Ipa,
         frames: &Lock<Frames>,
-        stage2: &Stage2<P>,
+        stage2: &Stage2<P, G>,
     ) -> Option<(bool, &Lent, u64)> {
         let mut backed = self.back(ipa, frames, stage2)?;
         let zeroed = backed.make_ready(stage2.platform(), stage2.features());
@@ -191,7 +207,7 @@ impl Ram {
     /// The pages of `range`, which is in one huge page and not mapped, lose their content: they are zeroed again before
     /// they are mapped or written.
     pub(crate) fn forget(&mut self, range: &IpaRange) -> Forgotten {
-        let (first, count) = (self.offset_and_page(range.start).1, ((range.end - range.start) / FRAME) as usize);
+        let (first, count) = (self.offset_and_page(range.start).1, ((range.end - range.start) / G::SIZE) as usize);
         let index = self.index(range.start);
         let Some(part) = &mut self.parts[index / PART] else { return Forgotten::All };
         let huge_page = &mut part[index % PART];
@@ -312,7 +328,7 @@ impl Ram {
                 Some(Backing::Singles(singles)) => {
                     let page = self.offset_and_page(at).1;
                     if let Some(gap) = singles.iter().skip(page).position(Page::has_frame) {
-                        return at.checked_add(gap as u64 * FRAME).filter(|at| *at < self.slot.end);
+                        return at.checked_add(gap as u64 * G::SIZE).filter(|at| *at < self.slot.end);
                     }
                     huge_page.checked_add(HUGE_PAGE)
                 }
@@ -396,7 +412,7 @@ impl Ram {
     /// The page's offset in its huge page in bytes, and its number there.
     fn offset_and_page(&self, ipa: Ipa) -> (u64, usize) {
         let offset = (ipa - self.start) % HUGE_PAGE;
-        (offset, (offset / FRAME) as usize)
+        (offset, (offset / G::SIZE) as usize)
     }
 }
 
@@ -405,19 +421,19 @@ fn is_ready(ready: &[u64; PAGES as usize / 64], page: usize) -> bool {
 }
 
 /// The tables to which the frames of a huge page are lent, and the addresses for which they are lent.
-struct Lend<'a, P: Platform> {
-    stage2: &'a Stage2<P>,
+struct Lend<'a, P: Platform, G: Granule> {
+    stage2: &'a Stage2<P, G>,
     huge_page: Ipa,
     slot: &'a IpaRange,
 }
 
 /// Takes frames for a huge page that has none, and memory on the heap if the huge page is the first of its part.
 #[cold]
-fn take<'a, P: Platform>(
+fn take<'a, P: Platform, G: Granule>(
     part: &'a mut Option<Part>,
     place: usize,
     frames: &Lock<Frames>,
-    lend: Lend<'_, P>,
+    lend: Lend<'_, P, G>,
 ) -> Option<&'a mut HugePage> {
     allocate(part)?;
     let huge_page = &mut part.as_mut()?[place];
@@ -443,22 +459,22 @@ fn allocate(part: &mut Option<Part>) -> Option<()> {
     Some(())
 }
 
-impl BackedPage<'_> {
+impl<G: Granule> BackedPage<'_, G> {
     /// The right to map the page.
     #[inline(always)]
-    pub(crate) fn grant<'a, P: Platform>(&self, stage2: &'a Stage2<P>) -> Option<Grant<'a, P>> {
-        stage2.grant(self.frames, self.ipa, FRAME)
+    pub(crate) fn grant<'a, P: Platform>(&self, stage2: &'a Stage2<P, G>) -> Option<Grant<'a, P, G>> {
+        stage2.grant(self.frames, self.ipa, G::SIZE)
     }
 
     /// The right to map the whole huge page, which is inside the slot.
-    pub(crate) fn huge_page_grant<'a, P: Platform>(&self, stage2: &'a Stage2<P>) -> Option<Grant<'a, P>> {
+    pub(crate) fn huge_page_grant<'a, P: Platform>(&self, stage2: &'a Stage2<P, G>) -> Option<Grant<'a, P, G>> {
         stage2.grant(self.frames, self.ipa.align_down(HUGE_PAGE), HUGE_PAGE)
     }
 
     /// Zeroes the page unless it is ready. Returns whether it was zeroed.
     #[inline(always)]
     pub(crate) fn make_ready<P: Platform>(&mut self, platform: &P, features: &Features) -> bool {
-        self.make_page_ready(self.offset() / FRAME, platform, features)
+        self.make_page_ready(self.offset() / G::SIZE, platform, features)
     }
 
     /// Zeroes the pages of the huge page that are not ready, piece by piece. With `cleans`, it also cleans the pieces that
@@ -534,9 +550,13 @@ impl BackedPage<'_> {
         if *word & bit != 0 {
             return false;
         }
-        self.frames.run().zero_page(platform, features, page * FRAME);
+        if G::SIZE == FRAME {
+            self.frames.run().zero_page(platform, features, page * FRAME);
+        } else {
+            self.frames.run().zero_pages(platform, features, page * G::SIZE, G::SIZE);
+        }
         *word |= bit;
-        *self.zeroed += 1;
+        *self.zeroed += G::SIZE / FRAME;
         true
     }
 }

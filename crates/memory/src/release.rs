@@ -16,14 +16,14 @@
 //! nothing else gets while the image runs. And the other owner sees nothing of what the frames held: a frame is zeroed
 //! before it is first mapped (module `ram`), or written as a table.
 
-use twofold_stage2::{Ipa, IpaRange, Lock, Platform, Unwatched};
+use twofold_stage2::{Granule, Ipa, IpaRange, Lock, Platform, Unwatched};
 
 use crate::frames::HUGE_PAGE;
 use crate::guest::{Error, GuestMemory};
 use crate::ram::Ram;
 use crate::slots::{Content, SlotError, SlotId};
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// E3, for the huge pages that begin in `range`: their frames belong to all guests that share frames with this one, or
     /// are free frames of this guest's own. Returns how many huge pages had frames. Those of which pages have left to a
     /// store stay as they are.
@@ -47,7 +47,7 @@ impl<P: Platform> GuestMemory<P> {
         Ok(released)
     }
 
-    fn release_huge_page(&self, ram: &Lock<Ram>, at: Ipa, platform: &P) -> Result<bool, Error> {
+    fn release_huge_page(&self, ram: &Lock<Ram<G>>, at: Ipa, platform: &P) -> Result<bool, Error> {
         let Some(lent) = ram.lock(platform).take_whole(at) else { return Ok(false) };
         let tables = &mut self.tables();
         // E3: unmapped, and flushed by `reclaim`.

@@ -7,10 +7,9 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use twofold_stage2::{Geometry, Ipa, IpaRange, Lent, Level, Lock, Pa, Run, Window};
+use twofold_stage2::{Geometry, Granule, Ipa, IpaRange, Lent, Level, Lock, Pa, Run, Window};
 
 use crate::dirty::log::Tracking;
-use crate::frames::FRAME;
 use crate::preallocated::Preallocated;
 use crate::ram::Ram;
 
@@ -37,8 +36,8 @@ pub enum Backing {
         /// As many bytes as the slot has addresses, in the same order. A block needs both the frames and the addresses
         /// aligned to its size.
         frames: Run,
-        /// The largest leaf that may map the memory: level 1 for 1 GiB (as KVM maps hugetlb), 2 for 2 MiB (transparent
-        /// huge pages), 3 for 4 KiB.
+        /// The largest leaf that may map the memory. With the 4 KiB granule: level 1 for 1 GiB (as KVM maps hugetlb), 2 for
+        /// 2 MiB (transparent huge pages), 3 for 4 KiB. With 16 KiB, level 2 is 32 MiB; with 64 KiB, 512 MiB.
         largest: Level,
     },
     /// The registers of a device, in the order of the slot's addresses. The embedder vouches for them
@@ -55,20 +54,24 @@ pub struct SlotId(u64);
 #[non_exhaustive]
 pub enum SlotError {
     /// The slot is empty, or not made of whole pages.
-    #[error("the slot from {start} to {end} is not made of whole 4 KiB pages")]
+    #[error("the slot from {start} to {end} is not made of whole pages of {page} bytes")]
     Misaligned {
         /// The slot's first byte.
         start: Ipa,
         /// The first byte after the slot.
         end: Ipa,
+        /// Bytes in a page.
+        page: u64,
     },
     /// The device's registers do not start on a page boundary.
-    #[error("the slot from {start} has a device at {device}, which is not on a 4 KiB boundary")]
+    #[error("the slot from {start} has a device at {device}, which is not on a boundary of {page} bytes")]
     DeviceMisaligned {
         /// The slot's first byte.
         start: Ipa,
         /// The physical address of the device.
         device: Pa,
+        /// Bytes in a page.
+        page: u64,
     },
     /// The device's registers would wrap around the end of the physical address space.
     #[error("the slot from {start} has a device at {device}, which ends beyond the last physical address")]
@@ -99,6 +102,16 @@ pub enum SlotError {
         size: u64,
         /// Bytes of preallocated memory.
         preallocated: u64,
+    },
+    /// The preallocated memory does not start on a page boundary.
+    #[error("the slot from {start} has memory at {preallocated}, which is not on a boundary of {page} bytes")]
+    PreallocatedMisaligned {
+        /// The slot's first byte.
+        start: Ipa,
+        /// The first byte of the preallocated memory.
+        preallocated: Pa,
+        /// Bytes in a page.
+        page: u64,
     },
     /// Another slot has some of the addresses.
     #[error("the slot from {start} overlaps the slot from {other}")]
@@ -134,34 +147,33 @@ pub struct Refused {
 /// A slot as it is kept. Its size is a power of two, so that a fault finds it by a shift. It shares no cache line with
 /// another slot, so that the holder of its lock does not slow the others.
 #[repr(align(128))]
-pub(crate) struct Memslot {
+pub(crate) struct Memslot<G: Granule> {
     pub(crate) range: IpaRange,
     pub(crate) writable: bool,
     pub(crate) tracking: Tracking,
     id: SlotId,
-    pub(crate) content: Content,
+    pub(crate) content: Content<G>,
 }
 
 /// A slot's [`Backing`], with its state.
-pub(crate) enum Content {
-    Ram(Lock<Ram>),
+pub(crate) enum Content<G: Granule> {
+    Ram(Lock<Ram<G>>),
     Preallocated(Preallocated),
     Device(Window),
 }
 
-impl Memslot {
+impl<G: Granule> Memslot<G> {
     /// Whether a device is behind it.
     pub(crate) fn is_device(&self) -> bool {
         matches!(self.content, Content::Device(_))
     }
 
     /// The most of this slot that a leaf around `ipa` may map.
-    pub(crate) fn around(&self, ipa: Ipa, geometry: &Geometry) -> IpaRange {
+    pub(crate) fn around(&self, ipa: Ipa, geometry: &Geometry<G>) -> IpaRange {
         let largest = match &self.content {
-            // RAM is taken in huge pages (2 MiB), so they are the largest blocks.
-            Content::Ram(_) => Level::L2,
+            Content::Ram(_) => Ram::<G>::LARGEST,
             Content::Preallocated(preallocated) => preallocated.largest,
-            Content::Device(_) => Level::L1,
+            Content::Device(_) => geometry.largest_block(),
         };
         let span = geometry.granule().span(largest);
         let start = ipa.align_down(span);
@@ -170,9 +182,8 @@ impl Memslot {
 }
 
 /// All slots of a guest.
-#[derive(Default)]
-pub(crate) struct Slots {
-    sorted: Vec<Memslot>,
+pub(crate) struct Slots<G: Granule> {
+    sorted: Vec<Memslot<G>>,
     /// Where the last search of any CPU ended: faults come in runs. A hint that orders nothing: the search checks that
     /// the slot there has the address, so every value is safe.
     last: AtomicUsize,
@@ -182,24 +193,30 @@ pub(crate) struct Slots {
     removed: u64,
 }
 
-impl Slots {
+impl<G: Granule> Default for Slots<G> {
+    fn default() -> Self {
+        Self { sorted: Vec::new(), last: AtomicUsize::new(0), ids: 0, removed: 0 }
+    }
+}
+
+impl<G: Granule> Slots<G> {
     /// Adds a slot. `lend` lends its preallocated frames to the tables, for its addresses.
     pub(crate) fn add(
         &mut self,
         slot: Slot,
-        limit: Ipa,
+        geometry: &Geometry<G>,
         lend: impl FnOnce(Run, IpaRange) -> Lent,
     ) -> Result<SlotId, Refused> {
-        let at = match self.place_of(&slot, limit) {
+        let at = match self.place_of(&slot, geometry.end()) {
             Ok(at) => at,
             Err(error) => return Err(Refused { slot, error }),
         };
         let content = match slot.backing {
             Backing::Ram => Content::Ram(Lock::new(Ram::new(&slot.range))),
-            // Level 0 has no leaves.
+            // Levels above that have no leaves.
             Backing::Preallocated { frames, largest } => {
                 let frames = lend(frames, slot.range.clone());
-                Content::Preallocated(Preallocated { frames, largest: largest.max(Level::L1) })
+                Content::Preallocated(Preallocated { frames, largest: largest.max(geometry.largest_block()) })
             }
             Backing::Device(window) => Content::Device(window),
         };
@@ -212,18 +229,21 @@ impl Slots {
     /// The index at which to insert a slot, after all checks.
     fn place_of(&self, slot: &Slot, limit: Ipa) -> Result<usize, SlotError> {
         let IpaRange { start, end } = slot.range;
-        if start >= end || !start.is_aligned(FRAME) || !end.is_aligned(FRAME) {
-            return Err(SlotError::Misaligned { start, end });
+        if start >= end || !start.is_aligned(G::SIZE) || !end.is_aligned(G::SIZE) {
+            return Err(SlotError::Misaligned { start, end, page: G::SIZE });
         }
         match &slot.backing {
-            Backing::Device(window) if !window.pa().is_aligned(FRAME) => {
-                return Err(SlotError::DeviceMisaligned { start, device: window.pa() });
+            Backing::Device(window) if !window.pa().is_aligned(G::SIZE) => {
+                return Err(SlotError::DeviceMisaligned { start, device: window.pa(), page: G::SIZE });
             }
             Backing::Device(window) if window.pa().checked_add(end - start).is_none() => {
                 return Err(SlotError::DeviceOutside { start, device: window.pa() });
             }
             Backing::Device(window) if window.size() < end - start => {
                 return Err(SlotError::WindowSize { start, size: end - start, window: window.size() });
+            }
+            Backing::Preallocated { frames, .. } if !frames.pa().is_aligned(G::SIZE) => {
+                return Err(SlotError::PreallocatedMisaligned { start, preallocated: frames.pa(), page: G::SIZE });
             }
             Backing::Preallocated { frames, .. } if frames.size() != end - start => {
                 return Err(SlotError::PreallocatedSize { start, size: end - start, preallocated: frames.size() });
@@ -244,12 +264,12 @@ impl Slots {
     }
 
     /// The slot with this identity, unless it was removed.
-    pub(crate) fn get(&self, id: SlotId) -> Option<&Memslot> {
+    pub(crate) fn get(&self, id: SlotId) -> Option<&Memslot<G>> {
         self.sorted.iter().find(|slot| slot.id == id)
     }
 
     /// Removes a slot.
-    pub(crate) fn remove(&mut self, id: SlotId) -> Option<Memslot> {
+    pub(crate) fn remove(&mut self, id: SlotId) -> Option<Memslot<G>> {
         let at = self.sorted.iter().position(|slot| slot.id == id)?;
         self.removed += 1;
         Some(self.sorted.remove(at))
@@ -267,22 +287,22 @@ impl Slots {
     }
 
     /// The slot with this index.
-    pub(crate) fn at(&self, index: usize) -> Option<&Memslot> {
+    pub(crate) fn at(&self, index: usize) -> Option<&Memslot<G>> {
         self.sorted.get(index)
     }
 
     /// The slots that reach beyond `ipa`, ascending.
-    pub(crate) fn from(&self, ipa: Ipa) -> impl Iterator<Item = &Memslot> {
+    pub(crate) fn from(&self, ipa: Ipa) -> impl Iterator<Item = &Memslot<G>> {
         self.sorted[self.sorted.partition_point(|slot| slot.range.end <= ipa)..].iter()
     }
 
     /// The content of each slot.
-    pub(crate) fn into_contents(self) -> impl Iterator<Item = Content> {
+    pub(crate) fn into_contents(self) -> impl Iterator<Item = Content<G>> {
         self.sorted.into_iter().map(|slot| slot.content)
     }
 
     /// The backing of each RAM slot.
-    pub(crate) fn ram(&self) -> impl Iterator<Item = &Lock<Ram>> {
+    pub(crate) fn ram(&self) -> impl Iterator<Item = &Lock<Ram<G>>> {
         self.sorted.iter().filter_map(|slot| match &slot.content {
             Content::Ram(ram) => Some(ram),
             Content::Preallocated(_) | Content::Device(_) => None,
@@ -296,8 +316,8 @@ impl Slots {
     }
 
     /// The slot that holds `ipa`.
-    pub(crate) fn find(&self, ipa: Ipa) -> Option<&Memslot> {
-        let holds = |slot: &&Memslot| slot.range.contains(&ipa);
+    pub(crate) fn find(&self, ipa: Ipa) -> Option<&Memslot<G>> {
+        let holds = |slot: &&Memslot<G>| slot.range.contains(&ipa);
         if let Some(slot) = self.sorted.get(self.last.load(Ordering::Relaxed)).filter(holds) {
             return Some(slot);
         }
@@ -309,6 +329,8 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
+    use twofold_stage2::{Features, Kib4};
+
     use super::*;
 
     fn slot(start: u64, end: u64) -> Slot {
@@ -322,9 +344,9 @@ mod tests {
     #[test]
     fn slots_are_found_by_any_of_their_addresses() {
         let mut slots = Slots::default();
-        let limit = Ipa::new(1 << 32);
+        let geometry = Geometry::new(Kib4, 32, &Features::NONE).unwrap();
         for (start, end) in [(0x4000, 0x6000), (0x1000, 0x2000), (0x2000, 0x3000)] {
-            slots.add(slot(start, end), limit, nothing_lent).unwrap();
+            slots.add(slot(start, end), &geometry, nothing_lent).unwrap();
         }
         let start = |ipa| slots.find(Ipa::new(ipa)).map(|kept| kept.range.start.raw());
         assert_eq!(start(0xfff), None);
@@ -339,8 +361,8 @@ mod tests {
     #[test]
     fn bad_slots_are_refused() {
         let mut slots = Slots::default();
-        let limit = Ipa::new(1 << 32);
-        let mut add = |slot| slots.add(slot, limit, nothing_lent).map_err(|refused| refused.error);
+        let geometry = Geometry::new(Kib4, 32, &Features::NONE).unwrap();
+        let mut add = |slot| slots.add(slot, &geometry, nothing_lent).map_err(|refused| refused.error);
         add(slot(0x4000, 0x6000)).unwrap();
         for (start, end) in [(0x5000, 0x7000), (0x3000, 0x5000), (0x3000, 0x7000), (0x4000, 0x6000), (0x4000, 0x5000)] {
             assert!(matches!(add(slot(start, end)), Err(SlotError::Overlap { .. })), "{start:#x}");

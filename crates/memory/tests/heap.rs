@@ -24,7 +24,7 @@ use twofold_memory::swap::{
 use twofold_memory::{Answer, Backing, Done, Error, GuestFault, Pages};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::platform::Tlbi;
-use twofold_stage2::{Ipa, TableSource};
+use twofold_stage2::{Ipa, Kib4, TableSource};
 
 /// The host's heap. It refuses allocations above a size that each thread sets.
 struct Heap;
@@ -103,12 +103,12 @@ fn faults_are_answered_with_a_full_heap() {
     // Frames come and go, one by one and in runs.
     let mut frames = memory.frames();
     for _ in 0..1000 {
-        let (page, run) = (TableSource::take(&mut *frames).unwrap(), frames.take(16).unwrap());
+        let (page, run) = (TableSource::<Kib4>::take(&mut *frames).unwrap(), frames.take(16).unwrap());
         frames.give(page);
         assert_eq!(frames.give_run(run), Ok(()));
     }
     // Fragmented, as after a long run.
-    let mut pages: [_; 64] = std::array::from_fn(|_| TableSource::take(&mut *frames));
+    let mut pages: [_; 64] = std::array::from_fn(|_| TableSource::<Kib4>::take(&mut *frames));
     pages.iter_mut().step_by(2).filter_map(Option::take).for_each(|page| frames.give(page));
     pages.into_iter().flatten().for_each(|page| frames.give(page));
     let large = frames.take(1024).unwrap();

@@ -376,7 +376,7 @@ impl World {
             Err(LogError::Running { .. }) => assert!(self.logs[slot].runs.is_some()),
             Err(LogError::NoDirtyState) => assert!(!self.guest.machine.features.hardware_dirty_state),
             Err(LogError::AllDirtyNeedsClear) => assert!(options.all_dirty && options.tracker == Tracker::WriteProtect),
-            Err(LogError::Chunk { chunk }) => assert!(chunk != 0 && (chunk < PAGE || !chunk.is_power_of_two())),
+            Err(LogError::Chunk { chunk, .. }) => assert!(chunk != 0 && (chunk < PAGE || !chunk.is_power_of_two())),
             Err(LogError::Section { pages }) => assert!(!pages.is_power_of_two() || !(8..=512).contains(&pages)),
             Err(error) => panic!("{error}"),
         }

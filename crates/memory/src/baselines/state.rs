@@ -5,34 +5,34 @@ use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 
 use spin::{Mutex, MutexGuard};
-use twofold_stage2::TablePage;
+use twofold_stage2::{Granule, TablePage};
 use twofold_workload::policies::{Cmo, Coalesce, Policies, Split, Tables};
 
 /// What a guest keeps for its baselines.
-pub(crate) struct Baselines {
+pub(crate) struct Baselines<G: Granule> {
     pub(super) policies: Policies,
     /// Returns the number of the CPU that calls it.
     pub(super) this_cpu: fn() -> usize,
     /// Entries that splits by walks have visited.
     pub(super) visits: AtomicU64,
-    spare: [SparePages; CPUS],
+    spare: [SparePages<G>; CPUS],
 }
 
 /// Table pages that a CPU has at hand. Aligned so that no two CPUs' pages share a cache line.
-#[derive(Default)]
 #[repr(align(128))]
-struct SparePages(Mutex<Vec<TablePage>>);
+struct SparePages<G: Granule>(Mutex<Vec<TablePage<G>>>);
 
 /// The number of CPUs that have pages of their own.
 const CPUS: usize = 32;
 
-impl Default for Baselines {
+impl<G: Granule> Default for Baselines<G> {
     fn default() -> Self {
-        Self { policies: Policies::default(), this_cpu: || 0, visits: AtomicU64::new(0), spare: Default::default() }
+        let spare = core::array::from_fn(|_| SparePages(Mutex::default()));
+        Self { policies: Policies::default(), this_cpu: || 0, visits: AtomicU64::new(0), spare }
     }
 }
 
-impl Baselines {
+impl<G: Granule> Baselines<G> {
     /// Whether a fault maps in another way than by default.
     #[inline(always)]
     pub(crate) fn changes_map(&self) -> bool {
@@ -56,7 +56,7 @@ impl Baselines {
 
     /// The table pages that this CPU has at hand. `None` if another CPU with the same number modulo [`CPUS`] uses them:
     /// this CPU does without.
-    pub(super) fn spare_pages(&self) -> Option<MutexGuard<'_, Vec<TablePage>>> {
+    pub(super) fn spare_pages(&self) -> Option<MutexGuard<'_, Vec<TablePage<G>>>> {
         self.spare[(self.this_cpu)() % CPUS].0.try_lock()
     }
 }

@@ -5,12 +5,14 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use twofold_stage2::baselines::{EveryLevel, SkipChildren, SkipLeaves};
-use twofold_stage2::{Attributes, Coalesced, Error, Grant, IpaRange, Level, Mapped, Platform, TablePage, TableSource};
+use twofold_stage2::{
+    Attributes, Coalesced, Error, Grant, Granule, IpaRange, Level, Mapped, Platform, TablePage, TableSource,
+};
 use twofold_workload::policies::{Cmo, Policies, Split, Tables};
 
 use crate::guest::GuestMemory;
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Sets how the techniques are done from now on. `this_cpu` returns the number of the CPU that calls it, for table
     /// pages that a CPU has at hand ([`Tables::Always`]). CPUs that share a number do without now and then.
     pub fn set_policies(&mut self, policies: Policies, this_cpu: fn() -> usize) {
@@ -33,9 +35,9 @@ impl<P: Platform> GuestMemory<P> {
     pub(crate) fn map_by_policies(
         &self,
         level: Level,
-        grant: Grant<'_, P>,
+        grant: Grant<'_, P, G>,
         attributes: &Attributes,
-    ) -> Result<Mapped, Error> {
+    ) -> Result<Mapped<G>, Error> {
         let mut tables = self.tables();
         let always = self.baselines.policies.tables == Tables::Always;
         let Some(mut pages) = always.then(|| self.baselines.spare_pages()).flatten() else {
@@ -52,10 +54,10 @@ impl<P: Platform> GuestMemory<P> {
     fn map_and_clean(
         &self,
         level: Level,
-        grant: Grant<'_, P>,
+        grant: Grant<'_, P, G>,
         attributes: &Attributes,
-        tables: &mut impl TableSource,
-    ) -> Result<Mapped, Error> {
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Mapped<G>, Error> {
         match self.baselines.policies.cmo {
             Cmo::OnMap => grant.map(level, attributes, tables),
             Cmo::OnAbort => grant.map_cleaning_on_abort(level, attributes, tables),
@@ -66,9 +68,9 @@ impl<P: Platform> GuestMemory<P> {
     pub(crate) fn coalesce_freeing_first(
         &self,
         level: Level,
-        grant: Grant<'_, P>,
+        grant: Grant<'_, P, G>,
         attributes: &Attributes,
-    ) -> Result<Coalesced, Error> {
+    ) -> Result<Coalesced<G>, Error> {
         grant.coalesce_freeing_first(level, attributes, &mut self.tables(), &mut |_| ())
     }
 
@@ -76,9 +78,9 @@ impl<P: Platform> GuestMemory<P> {
     pub(crate) fn coalesce_cleaned(
         &self,
         level: Level,
-        grant: Grant<'_, P>,
+        grant: Grant<'_, P, G>,
         attributes: &Attributes,
-    ) -> Result<Coalesced, Error> {
+    ) -> Result<Coalesced<G>, Error> {
         let (tables, ignore) = (&mut self.tables(), &mut |_| ());
         if self.baselines.frees_first() {
             grant.coalesce_cleaned::<true>(level, attributes, tables, ignore)
@@ -112,17 +114,17 @@ impl<P: Platform> GuestMemory<P> {
 }
 
 /// A CPU's pages, and the source behind them.
-struct Spare<'a, S> {
-    pages: &'a mut Vec<TablePage>,
+struct Spare<'a, S, G: Granule> {
+    pages: &'a mut Vec<TablePage<G>>,
     source: &'a mut S,
 }
 
-impl<S: TableSource> TableSource for Spare<'_, S> {
-    fn take(&mut self) -> Option<TablePage> {
+impl<S: TableSource<G>, G: Granule> TableSource<G> for Spare<'_, S, G> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         self.pages.pop().or_else(|| self.source.take())
     }
 
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         self.source.give(page);
     }
 }
@@ -133,13 +135,13 @@ struct Chunk<S> {
     left: u64,
 }
 
-impl<S: TableSource> TableSource for Chunk<S> {
-    fn take(&mut self) -> Option<TablePage> {
+impl<S: TableSource<G>, G: Granule> TableSource<G> for Chunk<S> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         self.left = self.left.checked_sub(1)?;
         self.source.take()
     }
 
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         self.left += 1;
         self.source.give(page);
     }

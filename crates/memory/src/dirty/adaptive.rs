@@ -40,6 +40,7 @@ const LOOKS: u64 = 32;
 /// Sections that may end in a round although no reads pay for them.
 const FREE: u64 = 16;
 
+// Costs are of pages, so these are numbers of pages with every granule. Names and bytes are those of the 4 KiB granule.
 const TABLE_PAGES: u64 = 512;
 const GROUP_PAGES: u64 = 16 * TABLE_PAGES;
 

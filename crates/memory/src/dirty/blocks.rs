@@ -7,12 +7,13 @@
 
 use core::ops::{ControlFlow, Range};
 
-use twofold_stage2::{Coalesced, Error, Grant, Ipa, Level, Mapped, Platform, Stopped};
+use twofold_stage2::{Coalesced, Error, Grant, Granule, Ipa, Level, Mapped, Platform, Stopped};
 
 use super::options::LogError;
 use super::start::DirtyLog;
-use crate::frames::{FRAME, HUGE_PAGE};
+use crate::frames::HUGE_PAGE;
 use crate::guest::Pages;
+use crate::ram::Ram;
 use crate::slots::Content;
 
 /// What [`DirtyLog::coalesce_range`] did, and where to continue.
@@ -25,10 +26,10 @@ pub struct CoalescedRange {
     pub next: Option<u64>,
 }
 
-impl<P: Platform> DirtyLog<'_, P> {
+impl<P: Platform, G: Granule> DirtyLog<'_, P, G> {
     /// Coalesces the slot from page `page` on into the largest blocks that fit: at most `blocks` of them, with one
-    /// flush each. `page` counts from the start of the slot, and is rounded up to the next 2 MiB boundary of the
-    /// guest's addresses.
+    /// flush each. `page` counts from the start of the slot, and is rounded up to the next boundary of the smallest
+    /// blocks (2 MiB with the 4 KiB granule) of the guest's addresses.
     ///
     /// Call it after the log has stopped, between other work, again and again with the [`next`](CoalescedRange::next) that
     /// the last call returned. vCPUs may run meanwhile.
@@ -57,7 +58,7 @@ impl<P: Platform> DirtyLog<'_, P> {
     ///
     /// As [`coalesce_range`](Self::coalesce_range).
     pub fn coalesce_pages(&self, pages: Range<u64>) -> Result<u64, LogError> {
-        let end = self.slot.range.start + pages.end.min(self.pages()) * FRAME;
+        let end = self.slot.range.start + pages.end.min(self.pages()) * G::SIZE;
         Ok(self.coalesce_until(pages.start, end, u64::MAX)?.blocks)
     }
 
@@ -72,13 +73,13 @@ impl<P: Platform> DirtyLog<'_, P> {
         let (memory, slot) = (self.memory, self.slot);
         // A coalesce looks for blocks only if there is a log.
         let _ = slot.tracking.log_or_new(self.pages())?;
-        let at = |page: u64| slot.range.start + page.min(self.pages()) * FRAME;
+        let at = |page: u64| slot.range.start + page.min(self.pages()) * G::SIZE;
         let range = at(pages.start)..at(pages.end);
         if range.start >= range.end {
             return Ok(0);
         }
-        let on = |_: &mut _, _| ControlFlow::Continue(());
-        let split = memory.stage2.split(range, HUGE_PAGE, &mut memory.tables(), on)?;
+        let (block, on) = (smallest_block::<G>(), |_: &mut _, _| ControlFlow::Continue(()));
+        let split = memory.stage2.split(range, block, &mut memory.tables(), on)?;
         match split.stopped {
             Some(Stopped::Dry) => Err(Error::NoTablePage { ipa: split.done, level: Level::L3 }.into()),
             Some(Stopped::Asked) | None => Ok(split.blocks),
@@ -92,12 +93,12 @@ impl<P: Platform> DirtyLog<'_, P> {
         // If no log was ever started, none has split a block.
         let Some(log) = slot.tracking.log().filter(|_| memory.pages == Pages::Largest) else { return Ok(coalesced) };
         let platform = memory.stage2.platform();
-        // The smallest block is a huge page (2 MiB).
-        let mut at = (slot.range.start + page.min(self.pages()) * FRAME).raw().next_multiple_of(HUGE_PAGE);
-        while let Some(end) = at.checked_add(HUGE_PAGE).filter(|end| *end <= limit.raw()) {
+        let block = smallest_block::<G>();
+        let mut at = (slot.range.start + page.min(self.pages()) * G::SIZE).raw().next_multiple_of(block);
+        while let Some(end) = at.checked_add(block).filter(|end| *end <= limit.raw()) {
             let ipa = Ipa::new(at);
             if coalesced.blocks == blocks {
-                coalesced.next = Some((ipa - slot.range.start) / FRAME);
+                coalesced.next = Some((ipa - slot.range.start) / G::SIZE);
                 return Ok(coalesced);
             }
             at = end;
@@ -125,11 +126,12 @@ impl<P: Platform> DirtyLog<'_, P> {
         Ok(coalesced)
     }
 
-    /// The largest block that may begin at `ipa`, a 2 MiB boundary, if all of it is ready: its level, and the right to
+    /// The largest block that may begin at `ipa`, a boundary of the smallest blocks, if all of it is ready: its level, and the right to
     /// map it.
-    fn ready_block(&self, ipa: Ipa) -> Option<(Level, Grant<'_, P>)> {
+    fn ready_block(&self, ipa: Ipa) -> Option<(Level, Grant<'_, P, G>)> {
         let stage2 = &self.memory.stage2;
         match &self.slot.content {
+            Content::Ram(_) if Ram::<G>::LARGEST == Level::L3 => None,
             Content::Ram(ram) => {
                 let ram = ram.lock(stage2.platform());
                 Some((Level::L2, stage2.grant(ram.ready_huge_page(ipa)?, ipa, HUGE_PAGE)?))
@@ -142,4 +144,9 @@ impl<P: Platform> DirtyLog<'_, P> {
             Content::Device(_) => None,
         }
     }
+}
+
+/// Bytes of the smallest blocks.
+fn smallest_block<G: Granule>() -> u64 {
+    G::default().span(Level::L2)
 }

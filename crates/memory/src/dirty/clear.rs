@@ -7,15 +7,14 @@
 
 use core::ops::Range;
 
-use twofold_stage2::{Downgrade, IpaRange, Pending, Platform};
+use twofold_stage2::{Downgrade, Granule, IpaRange, Pending, Platform};
 
 use super::bits::WORD;
 use super::options::{LogError, Tracker};
 use super::pages::DirtyPages;
-use super::start::{DirtyLog, Held, LEAST_CHUNK, join};
-use crate::frames::FRAME;
+use super::start::{DirtyLog, Held, join, least_chunk};
 
-impl<P: Platform> DirtyLog<'_, P> {
+impl<P: Platform, G: Granule> DirtyLog<'_, P, G> {
     /// Clears the pages whose bits are set in `mask`, among the `pages` pages from `first_page` on. Bit `n % 64` of
     /// word `n / 64` stands for page `first_page + n`. When this returns, these pages may be read. A later write to one
     /// puts it into the log again.
@@ -102,16 +101,16 @@ impl<P: Platform> DirtyLog<'_, P> {
     }
 }
 
-impl<'a, P: Platform> Held<'a, P> {
+impl<'a, P: Platform, G: Granule> Held<'a, P, G> {
     /// Begins to clear, and splits `chunk` bytes at once before they are protected.
-    pub(super) fn clearing(&self, chunk: u64) -> Clearing<'_, 'a, P> {
+    pub(super) fn clearing(&self, chunk: u64) -> Clearing<'_, 'a, P, G> {
         Clearing { held: self, chunk, split: 0, full: 0..0, full_sets_dbm: false, pending: None }
     }
 }
 
 /// A clear in progress.
-pub(super) struct Clearing<'l, 'a, P: Platform> {
-    held: &'l Held<'a, P>,
+pub(super) struct Clearing<'l, 'a, P: Platform, G: Granule> {
+    held: &'l Held<'a, P, G>,
     /// Bytes that are split at once before they are protected; 0: none.
     chunk: u64,
     /// Pages before this one are split already.
@@ -119,10 +118,10 @@ pub(super) struct Clearing<'l, 'a, P: Platform> {
     /// A run of pages whose bits were taken, all of them, and which are still to be protected.
     full: Range<u64>,
     full_sets_dbm: bool,
-    pending: Option<Pending<'l, P, Downgrade>>,
+    pending: Option<Pending<'l, P, Downgrade, G>>,
 }
 
-impl<P: Platform> Clearing<'_, '_, P> {
+impl<P: Platform, G: Granule> Clearing<'_, '_, P, G> {
     /// Takes the bits of a word that are in `mask`, and protects these pages at once or in [`finish`](Self::finish).
     /// Returns the bits that were taken.
     pub(super) fn word(&mut self, word: u64, mask: u64) -> Result<u64, LogError> {
@@ -195,7 +194,7 @@ impl<P: Platform> Clearing<'_, '_, P> {
         let around = held.ipa(first).align_down(span);
         let (start, end) = (held.slot.range.start, held.slot.range.end);
         let range = around.max(start)..around.checked_add(span).unwrap_or(end).min(end);
-        self.split = (range.end - start) / FRAME;
+        self.split = (range.end - start) / G::SIZE;
         held.split(range, span)
     }
 
@@ -220,7 +219,7 @@ impl<P: Platform> Clearing<'_, '_, P> {
 
     /// Bytes to split at once: at least what one table of pages maps, so that each table is looked for once.
     fn span(&self) -> u64 {
-        self.chunk.max(LEAST_CHUNK)
+        self.chunk.max(least_chunk::<G>())
     }
 
     fn addresses(&self, pages: &Range<u64>) -> IpaRange {

@@ -8,19 +8,18 @@
 use core::ops::ControlFlow;
 
 use twofold_stage2::primitive::full_fence;
-use twofold_stage2::{Access, Error, Ipa, IpaRange, Platform, Relaxed};
+use twofold_stage2::{Access, Error, Granule, Ipa, IpaRange, Platform, Relaxed};
 
 use super::log::{Log, Running};
 use super::options::Tracker;
-use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::slots::Memslot;
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Marks a leaf that was made writable, or memory that was written past the tables, if a log runs (D3, D4). A log
     /// that starts later sees the leaf.
     #[inline(always)]
-    pub(crate) fn note_writes(&self, slot: &Memslot, leaf: IpaRange) {
+    pub(crate) fn note_writes(&self, slot: &Memslot<G>, leaf: IpaRange) {
         full_fence();
         if slot.tracking.running().is_some() {
             mark(slot, &leaf);
@@ -29,7 +28,7 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Takes DBM back from `pages` if the log for which it was set does not run any more (D6): the log that runs now
     /// does not look there. Returns whether the log still runs.
-    pub(crate) fn note_tracked(&self, slot: &Memslot, pages: IpaRange, log: Running) -> bool {
+    pub(crate) fn note_tracked(&self, slot: &Memslot<G>, pages: IpaRange, log: Running) -> bool {
         full_fence();
         let runs = slot.tracking.running() == Some(log);
         if !runs {
@@ -42,7 +41,7 @@ impl<P: Platform> GuestMemory<P> {
     #[inline(always)]
     pub(crate) fn relax_logged(
         &self,
-        slot: &Memslot,
+        slot: &Memslot<G>,
         log: &Log,
         ipa: Ipa,
         then: Running,
@@ -52,7 +51,7 @@ impl<P: Platform> GuestMemory<P> {
             Err(Error::BlockInTheWay { .. }) => self.relax_block(slot, ipa)?,
             Err(error) => return Err(error),
         };
-        let number = (ipa - slot.range.start) / FRAME;
+        let number = (ipa - slot.range.start) / G::SIZE;
         full_fence();
         if slot.tracking.running().is_some() {
             log.pages.set(number);
@@ -64,11 +63,11 @@ impl<P: Platform> GuestMemory<P> {
     /// The same for a page in a block. The block is split, so that only the page becomes writable. If no table page is
     /// left, the whole block becomes writable, and is marked.
     #[cold]
-    fn relax_block(&self, slot: &Memslot, ipa: Ipa) -> Result<Relaxed, Error> {
-        let page = ipa.align_down(FRAME);
+    fn relax_block(&self, slot: &Memslot<G>, ipa: Ipa) -> Result<Relaxed, Error> {
+        let page = ipa.align_down(G::SIZE);
         loop {
             let on = |_: &mut _, _| ControlFlow::Continue(());
-            let split = self.stage2.split(page..page + FRAME, FRAME, &mut self.tables(), on)?;
+            let split = self.stage2.split(page..page + G::SIZE, G::SIZE, &mut self.tables(), on)?;
             if split.stopped.is_some() {
                 let relaxed = self.stage2.relax(ipa, Access::READ_WRITE)?;
                 self.note_writes(slot, slot.around(ipa, self.stage2.geometry()));
@@ -82,7 +81,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Has hardware record writes around a page whose write has faulted (D5).
-    fn set_dbm_around(&self, slot: &Memslot, log: &Log, number: u64, then: Running) -> Result<Around, Error> {
+    fn set_dbm_around(&self, slot: &Memslot<G>, log: &Log, number: u64, then: Running) -> Result<Around, Error> {
         let section = then.section();
         let pages = match then.tracker() {
             Tracker::Combined => number / section * section..(number / section + 1) * section,
@@ -98,7 +97,7 @@ impl<P: Platform> GuestMemory<P> {
             let last = end.min(first + AT_ONCE);
             let sections = first / section..last.div_ceil(section);
             if !sections.clone().all(|section| log.tracked.is_set(section)) {
-                let at = |page: u64| slot.range.start + page * FRAME;
+                let at = |page: u64| slot.range.start + page * G::SIZE;
                 // DBM before the section's bit, so that a get that finds the bit sees DBM (I3).
                 self.stage2.set_dbm(at(first)..at(last))?;
                 log.tracked.set_run(sections.start, sections.end);
@@ -121,7 +120,7 @@ impl<P: Platform> GuestMemory<P> {
     /// Clears DBM that was set for a log that does not run any more (D6). Pages that hardware recorded meanwhile are
     /// marked for the log that runs.
     #[cold]
-    fn undo_tracked(&self, slot: &Memslot, pages: IpaRange) {
+    fn undo_tracked(&self, slot: &Memslot<G>, pages: IpaRange) {
         let Some(log) = slot.tracking.log() else { return };
         if self.swap.is_some() {
             // Before DBM goes: a page that leaves meanwhile is found hardware-tracked, or sees this (module `swap`).
@@ -149,7 +148,7 @@ const AT_ONCE: u64 = 1024;
 
 /// Out of line: most faults are answered while no log runs.
 #[inline(never)]
-fn mark(slot: &Memslot, leaf: &IpaRange) {
+fn mark<G: Granule>(slot: &Memslot<G>, leaf: &IpaRange) {
     if let Some(log) = slot.tracking.log() {
         log.mark(slot, leaf);
     }

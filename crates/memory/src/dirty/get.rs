@@ -6,16 +6,15 @@
 
 use core::ops::Range;
 
-use twofold_stage2::{Downgrade, IpaRange, Marked, Pending, Platform};
+use twofold_stage2::{Downgrade, Granule, IpaRange, Marked, Pending, Platform};
 
 use super::bits::{WORD, inside};
 use super::clear::Clearing;
 use super::options::{LogError, Tracker, WORD_PAGES};
 use super::pages::DirtyPages;
 use super::start::{DirtyLog, Held, join};
-use crate::frames::FRAME;
 
-impl<P: Platform> DirtyLog<'_, P> {
+impl<P: Platform, G: Granule> DirtyLog<'_, P, G> {
     /// Writes the dirty pages into `dirty`, in place of what it held. With [`Tracker::WriteProtect`] they are clear
     /// when this returns, and may be read. With other trackers they stay in the log until they are
     /// [cleared](Self::clear).
@@ -41,7 +40,7 @@ impl<P: Platform> DirtyLog<'_, P> {
     }
 }
 
-impl<P: Platform> Held<'_, P> {
+impl<P: Platform, G: Granule> Held<'_, P, G> {
     /// Lists what is in the log.
     fn report(&self, dirty: &mut DirtyPages) -> Result<(), LogError> {
         let pages = &self.log.pages;
@@ -69,7 +68,7 @@ impl<P: Platform> Held<'_, P> {
     }
 
     /// Moves the log's pages to the list, up to the first error.
-    fn take_all(&self, clearing: &mut Clearing<'_, '_, P>, dirty: &mut DirtyPages) -> Result<(), LogError> {
+    fn take_all(&self, clearing: &mut Clearing<'_, '_, P, G>, dirty: &mut DirtyPages) -> Result<(), LogError> {
         let pages = &self.log.pages;
         dirty.reserve(pages.words_set_count())?;
         for word in pages.words_set(0, pages.words()) {
@@ -137,7 +136,7 @@ impl<P: Platform> Held<'_, P> {
     /// Reading before the flush would find the same if hardware grants a write only by a compare-and-exchange of the
     /// descriptor in memory, which has DBM clear after `clear_dbm`. So no test can tell the two orders apart. This order is
     /// also safe if a CPU goes by a cached entry, and costs no more.
-    fn written_in_cleared(&self, pending: Option<Pending<'_, P, Downgrade>>) -> Result<(), LogError> {
+    fn written_in_cleared(&self, pending: Option<Pending<'_, P, Downgrade, G>>) -> Result<(), LogError> {
         let (cleared, stage2) = (&self.log.dbm_cleared, &self.memory.stage2);
         if let Some(pending) = pending {
             let _ = pending.complete();
@@ -153,7 +152,7 @@ impl<P: Platform> Held<'_, P> {
 
     /// The sections of the marked pages, as bits of the one word of sections that has them all.
     fn sections_of(&self, marked: &Marked) -> u64 {
-        let first = (marked.ipa - self.slot.range.start) / FRAME;
+        let first = (marked.ipa - self.slot.range.start) / G::SIZE;
         let section = |page: u64| page / WORD_PAGES % WORD;
         let (low, high) = (first + u64::from(marked.mask.trailing_zeros()), first + u64::from(marked.mask.ilog2()));
         1 << section(low) | 1 << section(high)

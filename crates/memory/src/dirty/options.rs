@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How writes are tracked, and why a call to a log may fail.
 
-use twofold_stage2::Ipa;
+use twofold_stage2::{Granule, Ipa};
 
 /// A way to find out which pages a guest writes. With each of them, a page may be read only after the call that cleared
 /// it has returned.
@@ -54,7 +54,7 @@ pub struct LogOptions {
     /// cleared. If you need only the pages that are written from now on, set it to `false`. Not for
     /// [`Tracker::WriteProtect`], as in KVM.
     pub all_dirty: bool,
-    /// Bytes that are split into pages at once, ahead of the guest's writes: a power of two of at least 4 KiB, or 0 to
+    /// Bytes that are split into pages at once, ahead of the guest's writes: a power of two of at least a page, or 0 to
     /// split each block when the guest first writes to it. The split is done at the start, or with `all_dirty`, as
     /// pages are cleared.
     pub chunk: u64,
@@ -75,12 +75,12 @@ impl LogOptions {
         if self.tracker == Tracker::Combined { self.section } else { WORD_PAGES }
     }
 
-    pub(super) fn check(&self) -> Result<(), LogError> {
+    pub(super) fn check<G: Granule>(&self) -> Result<(), LogError> {
         if self.tracker == Tracker::WriteProtect && self.all_dirty {
             return Err(LogError::AllDirtyNeedsClear);
         }
-        if self.chunk != 0 && (!self.chunk.is_power_of_two() || self.chunk < 4096) {
-            return Err(LogError::Chunk { chunk: self.chunk });
+        if self.chunk != 0 && (!self.chunk.is_power_of_two() || self.chunk < G::SIZE) {
+            return Err(LogError::Chunk { chunk: self.chunk, page: G::SIZE });
         }
         if !self.section.is_power_of_two() || !(LEAST_SECTION..=512).contains(&self.section) {
             return Err(LogError::Section { pages: self.section });
@@ -167,11 +167,13 @@ pub enum LogError {
         /// How many pages were asked for.
         pages: u64,
     },
-    /// The chunk is not 0 and not a power of two of at least 4 KiB.
-    #[error("a chunk of {chunk} bytes: use 0, or a power of two of at least 4096")]
+    /// The chunk is not 0 and not a power of two of at least a page.
+    #[error("a chunk of {chunk} bytes: use 0, or a power of two of at least {page}")]
     Chunk {
         /// Bytes that were asked for.
         chunk: u64,
+        /// Bytes in a page.
+        page: u64,
     },
     /// The section is not a power of two from 8 to 512.
     #[error("a section of {pages} pages: use a power of two from 8 to 512")]

@@ -4,12 +4,11 @@
 use core::ops::ControlFlow;
 
 use twofold_stage2::primitive::full_fence;
-use twofold_stage2::{Downgrade, Ipa, IpaRange, Level, LockGuard, Marked, Pending, Platform};
+use twofold_stage2::{Downgrade, Granule, Ipa, IpaRange, Kib4, Level, LockGuard, Marked, Pending, Platform};
 
 use super::bits::WORD;
 use super::log::{Log, Own, Running};
 use super::options::{LogError, LogOptions, Tracker};
-use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::slots::{Content, Memslot, SlotId};
 
@@ -32,28 +31,28 @@ use crate::slots::{Content, Memslot, SlotId};
 ///     log.stop()
 /// }
 /// ```
-pub struct DirtyLog<'a, P: Platform> {
-    pub(super) memory: &'a GuestMemory<P>,
-    pub(super) slot: &'a Memslot,
+pub struct DirtyLog<'a, P: Platform, G: Granule = Kib4> {
+    pub(super) memory: &'a GuestMemory<P, G>,
+    pub(super) slot: &'a Memslot<G>,
 }
 
 /// A log that runs, and its lock.
-pub(super) struct Held<'a, P: Platform> {
-    pub(super) memory: &'a GuestMemory<P>,
-    pub(super) slot: &'a Memslot,
+pub(super) struct Held<'a, P: Platform, G: Granule> {
+    pub(super) memory: &'a GuestMemory<P, G>,
+    pub(super) slot: &'a Memslot<G>,
     pub(super) log: &'a Log,
     pub(super) own: LockGuard<'a, Own>,
     pub(super) running: Running,
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// The log of a slot.
     ///
     /// # Errors
     ///
     /// [`LogError::SlotGone`] if the slot was removed. [`LogError::NotRam`] or [`LogError::ReadOnly`] if it cannot have
     /// a log.
-    pub fn dirty_log(&self, slot: SlotId) -> Result<DirtyLog<'_, P>, LogError> {
+    pub fn dirty_log(&self, slot: SlotId) -> Result<DirtyLog<'_, P, G>, LogError> {
         let slot = self.slots.get(slot).ok_or(LogError::SlotGone)?;
         let start = slot.range.start;
         match slot.content {
@@ -64,10 +63,10 @@ impl<P: Platform> GuestMemory<P> {
     }
 }
 
-impl<'a, P: Platform> DirtyLog<'a, P> {
-    /// The number of 4 KiB pages in the slot.
+impl<'a, P: Platform, G: Granule> DirtyLog<'a, P, G> {
+    /// The number of pages in the slot: pages of the granule.
     pub fn pages(&self) -> u64 {
-        (self.slot.range.end - self.slot.range.start) / FRAME
+        (self.slot.range.end - self.slot.range.start) / G::SIZE
     }
 
     /// The tracker of the running log, or `None` if no log runs.
@@ -87,7 +86,7 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
     /// bitmaps. Nothing has changed then. [`LogError::Stage2`] if the tables cannot be changed: the log does not run
     /// then.
     pub fn start(&self, options: &LogOptions) -> Result<(), LogError> {
-        options.check()?;
+        options.check::<G>()?;
         if options.tracker.needs_dirty_state() && !self.memory.stage2.features().hardware_dirty_state {
             return Err(LogError::NoDirtyState);
         }
@@ -130,7 +129,7 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
         self.memory.note_writes(self.slot, range);
     }
 
-    pub(super) fn held(&self) -> Result<Held<'a, P>, LogError> {
+    pub(super) fn held(&self) -> Result<Held<'a, P, G>, LogError> {
         let not_running = LogError::NotRunning { start: self.slot.range.start };
         let log = self.slot.tracking.log().ok_or(not_running)?;
         let own = log.hold(self.memory.stage2.platform());
@@ -139,13 +138,13 @@ impl<'a, P: Platform> DirtyLog<'a, P> {
     }
 }
 
-impl<P: Platform> Held<'_, P> {
+impl<P: Platform, G: Granule> Held<'_, P, G> {
     /// Removes write access from the whole slot (D10).
     fn protect_all(&self) -> Result<(), LogError> {
         let (stage2, range, chunk) = (&self.memory.stage2, &self.slot.range, self.own.options.chunk);
         if self.running.maps_tracked() {
             // Blocks are never hardware-tracked (I2), so all are split first.
-            self.split(range.clone(), chunk.max(LEAST_CHUNK))?;
+            self.split(range.clone(), chunk.max(least_chunk::<G>()))?;
             let _ = stage2.set_dbm_clean(range.clone())?.complete();
         } else {
             let _ = stage2.write_protect(range.clone())?.complete();
@@ -169,39 +168,44 @@ impl<P: Platform> Held<'_, P> {
 
     /// The address of a page of the slot.
     pub(super) fn ipa(&self, page: u64) -> Ipa {
-        self.slot.range.start + page * FRAME
+        self.slot.range.start + page * G::SIZE
     }
 }
 
 impl Log {
     /// Puts the pages of `range` that are in the slot into the log.
-    pub(crate) fn mark(&self, slot: &Memslot, range: &IpaRange) {
+    pub(crate) fn mark<G: Granule>(&self, slot: &Memslot<G>, range: &IpaRange) {
         let (start, end) = (range.start.max(slot.range.start), range.end.min(slot.range.end));
         if start < end {
-            let first = (start - slot.range.start) / FRAME;
-            self.pages.set_run(first, (end - slot.range.start).div_ceil(FRAME));
+            let first = (start - slot.range.start) / G::SIZE;
+            self.pages.set_run(first, (end - slot.range.start).div_ceil(G::SIZE));
         }
     }
 
     /// Puts pages that hardware recorded into the log, up to 64 of them.
-    pub(super) fn mark_found(&self, slot: &Memslot, marked: &Marked) {
+    pub(super) fn mark_found<G: Granule>(&self, slot: &Memslot<G>, marked: &Marked) {
         // A block is not hardware-tracked (I2), and all pages of a writable block are marked already (I1). Passes begin
         // at the start of the slot or of a table inside it, so `ipa` is never before the slot.
         if marked.level == Level::L3 {
-            self.pages.set_from((marked.ipa - slot.range.start) / FRAME, marked.mask);
+            self.pages.set_from((marked.ipa - slot.range.start) / G::SIZE, marked.mask);
         }
     }
 }
 
 /// Joins pending flushes, so that one flush serves all.
-pub(super) fn join<'a, P: Platform>(all: &mut Option<Pending<'a, P, Downgrade>>, pending: Pending<'a, P, Downgrade>) {
+pub(super) fn join<'a, P: Platform, G: Granule>(
+    all: &mut Option<Pending<'a, P, Downgrade, G>>,
+    pending: Pending<'a, P, Downgrade, G>,
+) {
     match all {
         None => *all = Some(pending),
         Some(all) => all.join(pending),
     }
 }
 
-/// The smallest chunk to split where blocks are of no use.
-pub(super) const LEAST_CHUNK: u64 = 2 << 20;
+/// The smallest chunk to split where blocks are of no use: what one table of pages maps.
+pub(super) fn least_chunk<G: Granule>() -> u64 {
+    G::default().span(Level::L2)
+}
 
 const _: () = assert!(WORD == 64, "masks are words");

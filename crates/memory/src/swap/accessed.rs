@@ -11,12 +11,11 @@
 //!
 //! No fault does anything for this, and nothing is kept for a page.
 
-use twofold_stage2::{Error, IpaRange, Platform};
+use twofold_stage2::{Error, Granule, IpaRange, Platform};
 
-use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Counts the pages whose access flag is set, and clears the flags. A block has one for all its pages, and counts whole,
     /// also those outside the range.
     ///
@@ -30,7 +29,7 @@ impl<P: Platform> GuestMemory<P> {
         let granule = self.stage2.geometry().granule();
         let mut pages = 0;
         self.stage2.age(range, &mut |young| {
-            pages += u64::from(young.mask.count_ones()) * (granule.span(young.level) / FRAME);
+            pages += u64::from(young.mask.count_ones()) * (granule.span(young.level) / G::SIZE);
         })?;
         Ok(pages)
     }

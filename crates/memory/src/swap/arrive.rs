@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A page arrives: steps B1 to B5 of the protocol in [`super`], and the queue for frames.
 
-use twofold_stage2::{Ipa, Lent, Lock, Platform, Run};
+use twofold_stage2::{Granule, Ipa, Lent, Lock, Platform, Run};
 
 use super::fault::Missing;
 use super::single::{Kept, Page, Present};
@@ -10,7 +10,6 @@ use super::store::{Completed, Failure, Operation, Place, ReadRequest};
 use super::store_error::StoreError;
 use super::waiters::Waiter;
 use crate::async_fault::Arrival;
-use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::ram::{Kind, Ram};
 use crate::slots::{Content, Memslot};
@@ -34,7 +33,7 @@ enum Next {
     Read(ReadRequest),
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Brings the page at `page` into memory. When it is there, or cannot come, `waiter` is
     /// [notified](super::Notify::arrived), possibly before this returns. The same waiter again replaces the one before;
     /// so does a vCPU's next ticket of the same slot.
@@ -46,7 +45,7 @@ impl<P: Platform> GuestMemory<P> {
     /// [`NotAttached`]: nothing waits then.
     pub fn bring(&self, page: Ipa, waiter: Waiter) -> Result<(), NotAttached> {
         let swap = self.swap.as_deref().ok_or(NotAttached)?;
-        let page = page.align_down(FRAME);
+        let page = page.align_down(G::SIZE);
         let platform = self.stage2.platform();
         if !swap.waiting.lock(platform).add(page, waiter) {
             swap.notify.arrived(waiter, Arrival::Failed);
@@ -202,7 +201,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// B2 and B3, with the lock of the slot's backing.
-    fn next_step(&self, ram: &mut Ram, page: Ipa) -> Next {
+    fn next_step(&self, ram: &mut Ram<G>, page: Ipa) -> Next {
         if let Kind::Single(state, _) = ram.page(page) {
             match state {
                 Page::Leaving { .. } | Page::Arriving(_) => return Next::Wait,
@@ -230,7 +229,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// The slot of RAM that has the page, and its backing.
-    pub(super) fn find_ram(&self, page: Ipa) -> Option<(&Memslot, &Lock<Ram>)> {
+    pub(super) fn find_ram(&self, page: Ipa) -> Option<(&Memslot<G>, &Lock<Ram<G>>)> {
         let slot = self.slots.find(page)?;
         match &slot.content {
             Content::Ram(ram) => Some((slot, ram)),
@@ -240,13 +239,13 @@ impl<P: Platform> GuestMemory<P> {
 
     /// Lends one frame for one page.
     pub(super) fn lent(&self, page: Ipa, frame: Run) -> Lent {
-        self.stage2.lend(frame, page, page..page + FRAME)
+        self.stage2.lend(frame, page, page..page + G::SIZE)
     }
 }
 
 /// The store's copy of a page that is equal to it now, if writes to the page will be seen: no hardware-tracked log runs.
 /// A log that starts from here on changes the number of them.
-pub(super) fn kept_at(slot: &Memslot, place: Place) -> Option<Kept> {
+pub(super) fn kept_at<G: Granule>(slot: &Memslot<G>, place: Place) -> Option<Kept> {
     let logs = slot.tracking.hardware_logs_if_none_runs()?;
     Some(Kept { place, logs })
 }

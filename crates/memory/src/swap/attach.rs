@@ -3,7 +3,7 @@
 
 use alloc::boxed::Box;
 
-use twofold_stage2::{Ipa, Platform};
+use twofold_stage2::{Granule, Ipa, Platform};
 
 use super::limit::RESERVE;
 use super::single::Page;
@@ -25,6 +25,12 @@ pub enum AttachError {
     /// The guest's frames are of those that several guests share.
     #[error("the guest shares frames with others: give it frames of its own")]
     Shared,
+    /// The guest's pages are not of 4 KiB.
+    #[error("the guest has pages of {page} bytes, and a store keeps pages of 4096")]
+    PageSize {
+        /// Bytes in a page.
+        page: u64,
+    },
     /// No memory on the heap.
     #[error("no memory is left for {vcpus} vCPUs and {others} others that may wait for pages")]
     NoMemory {
@@ -67,7 +73,7 @@ pub enum Located {
     Arriving(Place),
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Attaches a page store. From now on pages of [`Backing::Ram`](crate::Backing::Ram) may leave, and first touches
     /// take single frames where no 2 MiB are free under the limit. No vCPU runs meanwhile.
     ///
@@ -82,6 +88,9 @@ impl<P: Platform> GuestMemory<P> {
     ) -> Result<(), AttachError> {
         if self.swap.is_some() {
             return Err(AttachError::Attached);
+        }
+        if G::SIZE != FRAME {
+            return Err(AttachError::PageSize { page: G::SIZE });
         }
         // A huge page of a shared chunk goes back as a whole.
         if self.frames.get_mut().are_shared() {
@@ -132,7 +141,7 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// [`Error::NoRam`] if no slot has RAM there.
     pub fn locate(&self, page: Ipa) -> Result<Located, Error> {
-        let page = page.align_down(FRAME);
+        let page = page.align_down(G::SIZE);
         let slot = self.slots.find(page).ok_or(Error::NoRam { ipa: page })?;
         let Some((_, ram)) = self.find_ram(page) else {
             return if slot.is_device() { Err(Error::NoRam { ipa: page }) } else { Ok(Located::Present) };
@@ -148,7 +157,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 }
 
-impl<P: Platform> Completions for GuestMemory<P> {
+impl<P: Platform, G: Granule> Completions for GuestMemory<P, G> {
     fn copy_out(&self, request: &WriteRequest, bytes: &mut [u8; FRAME as usize]) {
         request.frame().read(self.stage2.platform(), 0, bytes);
     }

@@ -2,10 +2,9 @@
 //! The simplest way to choose pages that leave: in the order of their addresses, around and around. It needs no memory,
 //! and looks at no access. [`Generations`](super::Generations) does.
 
-use twofold_stage2::{Ipa, Platform};
+use twofold_stage2::{Granule, Ipa, Platform};
 
 use super::leave::{WriteOutError, WrittenOut};
-use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::slots::Content;
 
@@ -41,9 +40,9 @@ impl Clock {
     }
 
     /// The next page that has a frame; `None` if none has.
-    pub fn next<P: Platform>(&mut self, memory: &GuestMemory<P>) -> Option<Ipa> {
+    pub fn next<P: Platform, G: Granule>(&mut self, memory: &GuestMemory<P, G>) -> Option<Ipa> {
         let page = memory.next_with_frame(self.next).or_else(|| memory.next_with_frame(Ipa::new(0)))?;
-        self.next = page.checked_add(FRAME).unwrap_or(Ipa::new(0));
+        self.next = page.checked_add(G::SIZE).unwrap_or(Ipa::new(0));
         Some(page)
     }
 
@@ -54,7 +53,11 @@ impl Clock {
     ///
     /// The last error of a page, if none could leave: the write-out task then calls
     /// [`fail_waiting`](GuestMemory::fail_waiting), and tries again when the store is mended.
-    pub fn make_room<P: Platform>(&mut self, memory: &GuestMemory<P>, count: u64) -> Result<Relief, WriteOutError> {
+    pub fn make_room<P: Platform, G: Granule>(
+        &mut self,
+        memory: &GuestMemory<P, G>,
+        count: u64,
+    ) -> Result<Relief, WriteOutError> {
         let mut relief = Relief::default();
         let mut refused = None;
         let (start, mut last, mut has_wrapped) = (self.next, self.next, false);
@@ -90,13 +93,13 @@ impl Relief {
     }
 
     /// Whether an interrupt ends the call, which has looked at a page. It does not if all is done.
-    pub(super) fn stops<P: Platform>(&mut self, memory: &GuestMemory<P>, count: u64) -> bool {
+    pub(super) fn stops<P: Platform, G: Granule>(&mut self, memory: &GuestMemory<P, G>, count: u64) -> bool {
         self.is_interrupted |= self.pages() < count && memory.stage2.platform().interrupt_is_pending();
         self.is_interrupted
     }
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// The first page from `ipa` on that has a frame and no I/O in flight.
     pub(crate) fn next_with_frame(&self, ipa: Ipa) -> Option<Ipa> {
         self.slots.from(ipa).find_map(|slot| match &slot.content {

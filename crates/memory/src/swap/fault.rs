@@ -3,13 +3,12 @@
 //! [`super`].
 
 use twofold_stage2::fault::AccessKind;
-use twofold_stage2::{Grant, Ipa, IpaRange, Lent, Level, LockGuard, Platform, Run};
+use twofold_stage2::{Grant, Granule, Ipa, IpaRange, Lent, Level, LockGuard, Platform, Run};
 
 use super::single::{Kept, Page, Present};
 use super::store::Place;
 use crate::answer::Answer;
 use crate::dirty::log::Running;
-use crate::frames::FRAME;
 use crate::guest::{Error, GuestMemory};
 use crate::guest_fault::GuestFault;
 use crate::ram::{Kind, Ram};
@@ -44,7 +43,7 @@ impl Missing {
     }
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Maps a page of RAM whose huge page is not whole, or could not be had: F1 to F4.
     ///
     /// A page whose copy in the store is good is mapped read-only for a read, so that its first write is seen (E1).
@@ -53,8 +52,8 @@ impl<P: Platform> GuestMemory<P> {
     pub(crate) fn map_single(
         &self,
         page: Ipa,
-        slot: &Memslot,
-        mut ram: LockGuard<'_, Ram>,
+        slot: &Memslot<G>,
+        mut ram: LockGuard<'_, Ram<G>>,
         fault: &GuestFault,
         running: Option<Running>,
     ) -> Result<Answer, Error> {
@@ -67,7 +66,7 @@ impl<P: Platform> GuestMemory<P> {
                 Err(Missing::NoFrames) => return Err(Error::NoFrames { ipa: page }),
             };
             let (ended, found) = if written { found.end_copy() } else { (None, found) };
-            let grant = self.stage2.grant(found.lent, page, FRAME).ok_or(Error::NoRam { ipa: page })?;
+            let grant = self.stage2.grant(found.lent, page, G::SIZE).ok_or(Error::NoRam { ipa: page })?;
             (grant, found.zeroed, found.kept.is_some_and(|kept| kept.is_some()), ended)
         };
         drop(ram);
@@ -80,8 +79,8 @@ impl<P: Platform> GuestMemory<P> {
     fn map_found(
         &self,
         page: Ipa,
-        slot: &Memslot,
-        (grant, write, tracked, first_touch): (Grant<'_, P>, bool, bool, bool),
+        slot: &Memslot<G>,
+        (grant, write, tracked, first_touch): (Grant<'_, P, G>, bool, bool, bool),
         fault: &GuestFault,
         running: Option<Running>,
     ) -> Result<Answer, Error> {
@@ -89,9 +88,9 @@ impl<P: Platform> GuestMemory<P> {
         let mapped = self.map_leaf(Level::L3, grant, &attributes)?;
         match running {
             Some(running) if tracked => {
-                let _ = self.note_tracked(slot, page..page + FRAME, running);
+                let _ = self.note_tracked(slot, page..page + G::SIZE, running);
             }
-            _ if write => self.note_writes(slot, page..page + FRAME),
+            _ if write => self.note_writes(slot, page..page + G::SIZE),
             _ => {}
         }
         self.mapped(mapped, Level::L3, first_touch, fault)
@@ -102,7 +101,7 @@ impl<P: Platform> GuestMemory<P> {
     /// # Errors
     ///
     /// [`Missing`].
-    pub(super) fn find_or_make<'a>(&self, ram: &'a mut Ram, page: Ipa) -> Result<Found<'a>, Missing> {
+    pub(super) fn find_or_make<'a>(&self, ram: &'a mut Ram<G>, page: Ipa) -> Result<Found<'a>, Missing> {
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
         let swap = self.swap.as_deref();
         let absent = if swap.is_some() { Missing::Absent } else { Missing::NoFrames };
@@ -128,7 +127,7 @@ impl<P: Platform> GuestMemory<P> {
         if matches!(state, Page::Zero | Page::Unready(_)) {
             let lent = match core::mem::take(state) {
                 Page::Unready(lent) => lent,
-                _ => self.stage2.lend(self.take_frame(page).ok_or(absent)?, page, page..page + FRAME),
+                _ => self.stage2.lend(self.take_frame(page).ok_or(absent)?, page, page..page + G::SIZE),
             };
             lent.run().zero_page(platform, features, 0);
             *zeroed += 1;
@@ -151,8 +150,8 @@ impl<P: Platform> GuestMemory<P> {
     /// Writes bytes of one page that has a state of its own.
     #[cold]
     #[inline(never)]
-    pub(crate) fn write_single(&self, mut ram: LockGuard<'_, Ram>, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
-        let page = at.align_down(FRAME);
+    pub(crate) fn write_single(&self, mut ram: LockGuard<'_, Ram<G>>, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
+        let page = at.align_down(G::SIZE);
         let found = self.find_or_make(&mut ram, page).map_err(|missing| missing.at(page))?;
         let (ended, found) = found.end_copy();
         found.lent.run().write(self.stage2.platform(), found.offset + (at - page), bytes);
@@ -165,9 +164,9 @@ impl<P: Platform> GuestMemory<P> {
     /// is out of date.
     #[cold]
     #[inline(never)]
-    pub(crate) fn end_copy(&self, slot: &Memslot, ipa: Ipa) {
+    pub(crate) fn end_copy(&self, slot: &Memslot<G>, ipa: Ipa) {
         let Content::Ram(ram) = &slot.content else { return };
-        let ended = match ram.lock(self.stage2.platform()).page(ipa.align_down(FRAME)) {
+        let ended = match ram.lock(self.stage2.platform()).page(ipa.align_down(G::SIZE)) {
             Kind::Single(Page::Present(present), _) => present.kept.take(),
             Kind::Single(Page::Leaving { written }, _) => {
                 *written = true;
@@ -180,7 +179,7 @@ impl<P: Platform> GuestMemory<P> {
 
     /// [`end_copy`](Self::end_copy) for all pages in `range`, which are in the slot.
     #[cold]
-    pub(crate) fn end_copies(&self, slot: &Memslot, range: IpaRange) {
+    pub(crate) fn end_copies(&self, slot: &Memslot<G>, range: IpaRange) {
         self.each_page(range, |page| self.end_copy(slot, page));
     }
 

@@ -35,13 +35,13 @@
 //! more than that. Beside it, a page costs five bytes on the heap of each 128 MiB that were touched. Faults do
 //! nothing for it, with or without a store.
 
-use twofold_stage2::{Ipa, IpaRange, Platform};
+use twofold_stage2::{Granule, Ipa, IpaRange, Platform};
 
 use super::ages::{Age, Ages, At, Class, OLDEST};
 use super::clock::{Clock, Relief};
 use super::leave::{WriteOutError, WrittenOut};
 use super::refaults::{Refaults, WorkingSet};
-use crate::frames::{FRAME, HUGE_PAGE};
+use crate::frames::HUGE_PAGE;
 use crate::guest::GuestMemory;
 use crate::slots::Content;
 
@@ -90,7 +90,7 @@ impl Generations {
 
     /// Ends a round (R1 to R4). [`make_room`](Self::make_room) does so by itself when pages leave. Call it at a steady
     /// interval too, if the [working set](Self::working_set) is of interest.
-    pub fn round<P: Platform>(&mut self, memory: &GuestMemory<P>) {
+    pub fn round<P: Platform, G: Granule>(&mut self, memory: &GuestMemory<P, G>) {
         self.set_slots(memory);
         self.ages.pass_round();
         self.collect(memory);
@@ -106,7 +106,11 @@ impl Generations {
     ///
     /// The last error of a page, if none could leave: the write-out task then calls
     /// [`fail_waiting`](GuestMemory::fail_waiting), and tries again when the store is mended.
-    pub fn make_room<P: Platform>(&mut self, memory: &GuestMemory<P>, count: u64) -> Result<Relief, WriteOutError> {
+    pub fn make_room<P: Platform, G: Granule>(
+        &mut self,
+        memory: &GuestMemory<P, G>,
+        count: u64,
+    ) -> Result<Relief, WriteOutError> {
         let mut relief = Relief::default();
         let mut refused = None;
         // A round may find pages that have come, or that are not used any more. One that was never accessed is chosen
@@ -173,7 +177,7 @@ impl Generations {
         self.rounds
     }
 
-    fn set_slots<P: Platform>(&mut self, memory: &GuestMemory<P>) {
+    fn set_slots<P: Platform, G: Granule>(&mut self, memory: &GuestMemory<P, G>) {
         let generation = memory.slots.generation();
         if self.slots != Some(generation) || self.ages.is_partial {
             self.ages.set_slots(memory.slots.ram_ranges());
@@ -182,7 +186,7 @@ impl Generations {
     }
 
     /// R2. A page that was not known to be in memory is judged by R3, with the age that it had.
-    fn collect<P: Platform>(&mut self, memory: &GuestMemory<P>) {
+    fn collect<P: Platform, G: Granule>(&mut self, memory: &GuestMemory<P, G>) {
         let granule = memory.stage2.geometry().granule();
         let ages = &mut self.ages;
         for slot in 0.. {
@@ -200,7 +204,7 @@ impl Generations {
                             _ => Age::new(Class::Protected, 0),
                         };
                         ages.set(at, now);
-                        page = page + FRAME;
+                        page = page + G::SIZE;
                     }
                 }
             });
@@ -209,7 +213,7 @@ impl Generations {
     }
 
     /// R3.
-    fn judge<P: Platform>(&mut self, memory: &GuestMemory<P>) {
+    fn judge<P: Platform, G: Granule>(&mut self, memory: &GuestMemory<P, G>) {
         let half = if self.rounds == 0 { u64::MAX } else { memory.frames().data().0 / 2 };
         let mut oldest = OldestProtected::new(&self.ages, half);
         for slot in 0.. {
@@ -221,18 +225,24 @@ impl Generations {
                 let is_blank = frames.is_none() && self.ages.is_blank(first);
                 let pages = huge_page.max(range.start)..(huge_page + HUGE_PAGE).min(range.end);
                 if !is_blank {
-                    self.judge_pages(slot, pages, frames.unwrap_or_default(), &mut oldest);
+                    self.judge_pages::<G>(slot, pages, frames.unwrap_or_default(), &mut oldest);
                 }
                 huge_page = huge_page + HUGE_PAGE;
             }
         }
     }
 
-    fn judge_pages(&mut self, slot: usize, pages: IpaRange, frames: [u64; 8], oldest: &mut OldestProtected) {
+    fn judge_pages<G: Granule>(
+        &mut self,
+        slot: usize,
+        pages: IpaRange,
+        frames: [u64; 8],
+        oldest: &mut OldestProtected,
+    ) {
         let mut page = pages.start;
         while page < pages.end {
             let at = self.ages.at(slot, page);
-            let number = (page.raw() % HUGE_PAGE / FRAME) as usize;
+            let number = (page.raw() % HUGE_PAGE / G::SIZE) as usize;
             let has_frame = frames[number / 64] >> (number % 64) & 1 == 1;
             let old = self.ages.get(at);
             match (old.class(), has_frame) {
@@ -243,7 +253,7 @@ impl Generations {
                 (Class::Away, false) | (Class::Probation | Class::Protected, true) => {}
                 (_, false) => self.ages.set(at, old.with(Class::Away)),
             }
-            page = page + FRAME;
+            page = page + G::SIZE;
         }
     }
 
@@ -264,7 +274,7 @@ impl Generations {
 
     /// The next page to leave. A page that was accessed since the last round is not: it is young, and only the next
     /// round would show it. If there is none, or only the youngest generation is left, a round follows, if there are `looks` left.
-    fn choose<P: Platform>(&mut self, memory: &GuestMemory<P>, looks: &mut u32) -> Option<At> {
+    fn choose<P: Platform, G: Granule>(&mut self, memory: &GuestMemory<P, G>, looks: &mut u32) -> Option<At> {
         loop {
             let left = self.departures - self.departures_before;
             let in_memory = self.ages.in_memory();
@@ -327,7 +337,7 @@ impl OldestProtected {
     }
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Whether the access flag of the leaf at `page` is set: of a page or of a block.
     fn was_accessed(&self, page: Ipa) -> bool {
         self.stage2.look_up(page).is_some_and(|leaf| leaf.descriptor.is_accessed())
@@ -346,6 +356,7 @@ impl<P: Platform> GuestMemory<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frames::FRAME;
 
     /// Protected pages, by the rounds since their last access.
     fn protected(rounds: &[u8]) -> Ages {

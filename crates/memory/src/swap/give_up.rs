@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Single pages that the guest gives up: steps X1 to X4 of the protocol in [`super`].
 
-use twofold_stage2::{Ipa, IpaRange, Lock, Platform};
+use twofold_stage2::{Granule, Ipa, IpaRange, Lock, Platform};
 
 use super::leave::{WriteOutError, WrittenOut};
 use super::single::Page;
 use super::state::Swap;
-use crate::frames::{FRAME, HUGE_PAGE};
+use crate::frames::HUGE_PAGE;
 use crate::give_up::GivenUp;
 use crate::guest::{Error, GuestMemory};
 use crate::ram::{Kind, Ram};
 use crate::slots::Memslot;
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Gives up the pages of `range`, which is in one huge page, of which `all` is in the slot. It stops after a page if an
     /// interrupt is pending.
     pub(crate) fn give_up_pages(
         &self,
         swap: &Swap,
-        slot: &Memslot,
-        ram: &Lock<Ram>,
+        slot: &Memslot<G>,
+        ram: &Lock<Ram<G>>,
         range: IpaRange,
         all: &IpaRange,
     ) -> Result<GivenUp, Error> {
@@ -28,7 +28,7 @@ impl<P: Platform> GuestMemory<P> {
         let (mut page, mut frames) = (range.start, 0);
         while page < range.end {
             frames += u64::from(self.give_up_page(swap, (page, slot, ram))?);
-            page = page + FRAME;
+            page = page + G::SIZE;
             if page < range.end && platform.interrupt_is_pending() {
                 return Ok(GivenUp { end: page, frames });
             }
@@ -42,7 +42,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// X1 to X3. Returns whether a frame has become free.
-    fn give_up_page(&self, swap: &Swap, (page, slot, ram): (Ipa, &Memslot, &Lock<Ram>)) -> Result<bool, Error> {
+    fn give_up_page(&self, swap: &Swap, (page, slot, ram): (Ipa, &Memslot<G>, &Lock<Ram<G>>)) -> Result<bool, Error> {
         let platform = self.stage2.platform();
         let absent = Error::Absent { page, done: 0 };
         // X1.
@@ -56,7 +56,7 @@ impl<P: Platform> GuestMemory<P> {
             _ => None,
         };
         if let Some((place, until)) = replaced {
-            self.note_writes(slot, page..page + FRAME);
+            self.note_writes(slot, page..page + G::SIZE);
             self.replaced(swap, page, place, until);
             return Ok(false);
         }
@@ -81,7 +81,7 @@ impl<P: Platform> GuestMemory<P> {
         // X3.
         let freed = self.gone(swap, &leaving, run, None) == WrittenOut::Freed;
         self.discard(leaving.kept.map(|kept| kept.place));
-        self.note_writes(slot, page..page + FRAME);
+        self.note_writes(slot, page..page + G::SIZE);
         self.serve(swap);
         Ok(freed)
     }

@@ -3,7 +3,7 @@
 
 use core::cell::Cell;
 
-use twofold_stage2::{Broken, Descriptor, Ipa, Lent, Lock, Platform, Run};
+use twofold_stage2::{Broken, Descriptor, Granule, Ipa, Lent, Lock, Platform, Run};
 
 use super::arrive::kept_at;
 use super::single::{Kept, Page, Present};
@@ -11,7 +11,6 @@ use super::state::Swap;
 use super::store::{Completed, Failure, Operation, Place, WriteRequest};
 use super::store_error::StoreError;
 use crate::async_fault::Arrival;
-use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::ram::{Kind, Ram};
 use crate::slots::{Content, Memslot};
@@ -67,21 +66,24 @@ pub enum WriteOutError {
 }
 
 /// A page on its way out, after L1.
-pub(super) struct Leaving<'a> {
+pub(super) struct Leaving<'a, G: Granule> {
     page: Ipa,
-    slot: &'a Memslot,
-    ram: &'a Lock<Ram>,
+    slot: &'a Memslot<G>,
+    ram: &'a Lock<Ram<G>>,
     pub(super) kept: Option<Kept>,
     /// The page was never zeroed, so it reads as zero whatever its frame holds. It has no copy.
     is_unready: bool,
 }
 
-impl Leaving<'_> {
+impl<G: Granule> Leaving<'_, G> {
     /// The state of the page if it stays. A page that was never zeroed still is not: it is not mapped before it is.
     fn back(&self, lent: Lent, kept: Option<Kept>) -> Page {
         if self.is_unready { Page::Unready(lent) } else { Page::Present(Present { lent, kept }) }
     }
 }
+
+/// A page's frame, and the leaf that mapped it last, if any.
+type TakenAway<G> = (Run, Option<Descriptor<G>>);
 
 /// What becomes of a page whose content is known (L4).
 enum Fate {
@@ -91,7 +93,7 @@ enum Fate {
     Dirty(Option<Place>),
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Writes a page out, for a task that frees frames in the background. It waits for the flush of the page's mapping
     /// and for no I/O.
     ///
@@ -102,7 +104,7 @@ impl<P: Platform> GuestMemory<P> {
     /// [`WriteOutError`]: the page is in memory then, with its content.
     pub fn write_out(&self, page: Ipa) -> Result<WrittenOut, WriteOutError> {
         let swap = self.swap.as_deref().ok_or(WriteOutError::NoStore)?;
-        let page = page.align_down(FRAME);
+        let page = page.align_down(G::SIZE);
         let slot = self.slots.find(page).ok_or(WriteOutError::NoRam { page })?;
         let Content::Ram(ram) = &slot.content else { return Err(WriteOutError::NoRam { page }) };
         let platform = self.stage2.platform();
@@ -124,8 +126,8 @@ impl<P: Platform> GuestMemory<P> {
     pub(super) fn begin_leaving<'a>(
         &self,
         swap: &Swap,
-        (page, slot, ram): (Ipa, &'a Memslot, &'a Lock<Ram>),
-    ) -> Result<(Leaving<'a>, Lent), Result<WrittenOut, WriteOutError>> {
+        (page, slot, ram): (Ipa, &'a Memslot<G>, &'a Lock<Ram<G>>),
+    ) -> Result<(Leaving<'a, G>, Lent), Result<WrittenOut, WriteOutError>> {
         let platform = self.stage2.platform();
         let mut locked = ram.lock(platform);
         if locked.pins.has(page) {
@@ -150,7 +152,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// L2 to L6.
-    fn leave(&self, swap: &Swap, leaving: &Leaving<'_>, lent: Lent) -> Result<WrittenOut, WriteOutError> {
+    fn leave(&self, swap: &Swap, leaving: &Leaving<'_, G>, lent: Lent) -> Result<WrittenOut, WriteOutError> {
         let &Leaving { page, slot, kept, .. } = leaving;
         let (run, was_tracked) = match self.take_away(slot, page, lent) {
             Ok((run, leaf)) => {
@@ -187,20 +189,20 @@ impl<P: Platform> GuestMemory<P> {
     /// hardware had recorded there are in the running log.
     pub(super) fn take_away(
         &self,
-        slot: &Memslot,
+        slot: &Memslot<G>,
         page: Ipa,
         mut lent: Lent,
-    ) -> Result<(Run, Option<Descriptor>), (twofold_stage2::Error, Lent)> {
+    ) -> Result<TakenAway<G>, (twofold_stage2::Error, Lent)> {
         let (log, tables) = (slot.tracking.log(), &mut self.tables());
         let own = log.map(|log| log.hold(self.stage2.platform()));
-        let mark = |leaf: &Broken| {
+        let mark = |leaf: &Broken<G>| {
             if let Some(log) = log.filter(|_| leaf.is_hardware_dirty()) {
-                log.mark(slot, &(leaf.ipa()..leaf.ipa() + FRAME));
+                log.mark(slot, &(leaf.ipa()..leaf.ipa() + G::SIZE));
             }
         };
         let broken = Cell::new(None);
         loop {
-            let watch = |leaf: Broken| {
+            let watch = |leaf: Broken<G>| {
                 mark(&leaf);
                 broken.set(Some(leaf));
             };
@@ -210,7 +212,7 @@ impl<P: Platform> GuestMemory<P> {
                     let leaf = broken.take().and_then(|leaf| leaf.open(&freed));
                     if own.is_none() {
                         // The slot's first log may have started meanwhile, and this call holds no lock of it.
-                        self.note_writes(slot, page..page + FRAME);
+                        self.note_writes(slot, page..page + G::SIZE);
                     }
                     return Ok((run, leaf.map(|leaf| leaf.descriptor)));
                 }
@@ -219,7 +221,7 @@ impl<P: Platform> GuestMemory<P> {
                     // CPU has split it meanwhile, what is there goes.
                     let Some(leaf) = self.stage2.look_up(page) else { return Err((error, back)) };
                     let span = self.stage2.geometry().granule().span(leaf.level);
-                    match self.stage2.unmap(leaf.ipa..leaf.ipa + span, tables, |leaf: Broken| mark(&leaf)) {
+                    match self.stage2.unmap(leaf.ipa..leaf.ipa + span, tables, |leaf: Broken<G>| mark(&leaf)) {
                         Ok(pending) => drop(pending.complete().free(tables)),
                         Err(_) => return Err((error, back)),
                     }
@@ -232,7 +234,7 @@ impl<P: Platform> GuestMemory<P> {
 
     /// L4. The copy in the store is good if no CPU was allowed to write since (E1), and no hardware-tracked log has run.
     /// Then the content need not be looked at.
-    fn fate(&self, leaving: &Leaving<'_>, run: &Run, was_tracked: bool) -> Fate {
+    fn fate(&self, leaving: &Leaving<'_, G>, run: &Run, was_tracked: bool) -> Fate {
         let platform = self.stage2.platform();
         if let Some(kept) = leaving.kept {
             let mut ram = leaving.ram.lock(platform);
@@ -246,7 +248,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// L5: the page has left without I/O, unless a CPU waits for it. `kept` is its good copy; without one, it is zero.
-    pub(super) fn gone(&self, swap: &Swap, leaving: &Leaving<'_>, run: Run, kept: Option<Kept>) -> WrittenOut {
+    pub(super) fn gone(&self, swap: &Swap, leaving: &Leaving<'_, G>, run: Run, kept: Option<Kept>) -> WrittenOut {
         let page = (leaving.page, run);
         let is_needed = self.settle(swap, leaving.ram, page, |is_needed, run, memory| match (is_needed, kept) {
             (true, kept) => leaving.back(memory.lent(leaving.page, run), kept),
@@ -259,7 +261,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// The page stays in memory, with the content that it has.
-    pub(super) fn stay(&self, swap: &Swap, leaving: &Leaving<'_>, lent: Lent, kept: Option<Kept>) {
+    pub(super) fn stay(&self, swap: &Swap, leaving: &Leaving<'_, G>, lent: Lent, kept: Option<Kept>) {
         let (platform, page) = (self.stage2.platform(), leaving.page);
         let mut locked = leaving.ram.lock(platform);
         let until = swap.waiting.lock(platform).next();
@@ -319,7 +321,7 @@ impl<P: Platform> GuestMemory<P> {
     pub(super) fn settle(
         &self,
         swap: &Swap,
-        ram: &Lock<Ram>,
+        ram: &Lock<Ram<G>>,
         (page, run): (Ipa, Run),
         state: impl FnOnce(bool, Run, &Self) -> Page,
     ) -> bool {

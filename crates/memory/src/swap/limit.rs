@@ -5,7 +5,7 @@
 //! its I/O is in flight. Tables are counted apart. Taking data frames checks the limit under the frames' lock, so their
 //! number never grows beyond it.
 
-use twofold_stage2::Platform;
+use twofold_stage2::{Granule, Platform};
 
 use super::state::Swap;
 use crate::frames::PAGES;
@@ -54,7 +54,7 @@ pub enum LimitError {
     },
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Limits the frames that hold the guest's data.
     ///
     /// If more are in use, no more are taken until the guest is below the limit. The result is how many have to leave

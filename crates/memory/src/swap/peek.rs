@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use twofold_stage2::{Ipa, Platform, Run};
+use twofold_stage2::{Granule, Ipa, Kib4, Platform, Run};
 
 use super::peeks::{Bytes, State};
 use super::single::Page;
@@ -16,8 +16,8 @@ use crate::ram::Content as PageContent;
 
 /// A page that is read where it is. While this lives, the store may be reading the page; dropped, it is forgotten.
 #[must_use = "look at it until the page was read"]
-pub struct Peek<'a, P: Platform> {
-    memory: &'a GuestMemory<P>,
+pub struct Peek<'a, P: Platform, G: Granule = Kib4> {
+    memory: &'a GuestMemory<P, G>,
     swap: &'a Swap,
     page: Ipa,
     id: u64,
@@ -56,16 +56,16 @@ pub enum PeekError {
     },
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Begins to read the page at `page`, wherever it is. If it is in the store, it is read there and does not become
     /// resident; meanwhile it takes a frame under the limit, for which it waits as other pages do.
     ///
     /// # Errors
     ///
     /// [`PeekError`].
-    pub fn peek(&self, page: Ipa) -> Result<Peek<'_, P>, PeekError> {
+    pub fn peek(&self, page: Ipa) -> Result<Peek<'_, P, G>, PeekError> {
         let swap = self.swap.as_deref().ok_or(PeekError::NotAttached)?;
-        let page = page.align_down(FRAME);
+        let page = page.align_down(G::SIZE);
         self.find_ram(page).ok_or(PeekError::NoRam { page })?;
         let add = |bytes| swap.waiting.lock(self.stage2.platform()).peeks.add(page, bytes);
         let id = empty().and_then(add).ok_or(PeekError::NoMemory { page })?;
@@ -86,7 +86,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 }
 
-impl<P: Platform> Peek<'_, P> {
+impl<P: Platform, G: Granule> Peek<'_, P, G> {
     /// The page.
     pub fn page(&self) -> Ipa {
         self.page
@@ -155,7 +155,7 @@ enum Step {
     Start,
 }
 
-impl<P: Platform> Drop for Peek<'_, P> {
+impl<P: Platform, G: Granule> Drop for Peek<'_, P, G> {
     fn drop(&mut self) {
         self.swap.waiting.lock(self.memory.stage2.platform()).peeks.remove(self.id);
         // Another may have stood back for it.

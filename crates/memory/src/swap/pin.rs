@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Pinning: pages that a device reads or writes by DMA do not leave.
 
-use twofold_stage2::{Ipa, IpaRange, Platform};
+use twofold_stage2::{Granule, Ipa, IpaRange, Platform};
 
-use crate::frames::FRAME;
 use crate::guest::{Error, GuestMemory};
 use crate::ram::Ram;
 use crate::slots::Content;
@@ -41,7 +40,7 @@ impl Drop for Pinned {
     }
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Pins the pages of `range`. Each is in memory when this returns, and stays where it is until it is unpinned as
     /// often as it was pinned. Preallocated memory always is.
     ///
@@ -50,14 +49,14 @@ impl<P: Platform> GuestMemory<P> {
     /// Nothing is pinned: [`Error::Absent`] with the first page that is not in memory; [`Error::NoRam`] with the first
     /// page that is not RAM; [`Error::NoFrames`] if the heap is full, or without a store, if no frames are left.
     pub fn pin(&self, range: IpaRange, reason: PinnedFor) -> Result<Pinned, Error> {
-        let mut page = range.start.align_down(FRAME);
+        let mut page = range.start.align_down(G::SIZE);
         let start = page;
         while page < range.end {
             if let Err(error) = self.pin_page(page, reason) {
                 self.unpin_pages(start..page);
                 return Err(error);
             }
-            page = page + FRAME;
+            page = page + G::SIZE;
         }
         Ok(Pinned { range: start..page, reason, guest: self.stage2.vttbr(), is_over: false })
     }
@@ -73,7 +72,7 @@ impl<P: Platform> GuestMemory<P> {
         if pinned.reason == PinnedFor::Writing {
             self.each_page(pinned.range(), |page| {
                 if let Some(slot) = self.slots.find(page) {
-                    self.note_writes(slot, page..page + FRAME);
+                    self.note_writes(slot, page..page + G::SIZE);
                 }
             });
         }
@@ -96,7 +95,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     /// Makes the page ready. If it is to be written, its copy in the store ends: the place is returned.
-    fn ready_for(&self, ram: &mut Ram, page: Ipa, reason: PinnedFor) -> Result<Option<super::Place>, Error> {
+    fn ready_for(&self, ram: &mut Ram<G>, page: Ipa, reason: PinnedFor) -> Result<Option<super::Place>, Error> {
         let found = self.find_or_make(ram, page).map_err(|missing| missing.at(page))?;
         Ok(if reason == PinnedFor::Writing { found.end_copy().0 } else { None })
     }
@@ -110,6 +109,6 @@ impl<P: Platform> GuestMemory<P> {
     }
 
     pub(super) fn each_page(&self, range: IpaRange, each: impl FnMut(Ipa)) {
-        (range.start.raw()..range.end.raw()).step_by(FRAME as usize).map(Ipa::new).for_each(each);
+        (range.start.raw()..range.end.raw()).step_by(G::SIZE as usize).map(Ipa::new).for_each(each);
     }
 }

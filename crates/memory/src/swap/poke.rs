@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Writing a whole page where it is: steps O1 to O5 of the protocol in [`super`].
 
-use twofold_stage2::{Ipa, Platform};
+use twofold_stage2::{Granule, Ipa, Kib4, Platform};
 
 use super::single::{Page, Present};
 use super::state::Swap;
@@ -13,8 +13,8 @@ use crate::ram::{Content, Kind};
 /// A page that is to be written as a whole, wherever it is. While this lives, the page may be next in the queue for frames,
 /// and a frame is left to it: look soon. Dropped, it is forgotten.
 #[must_use = "look at it until the page was written"]
-pub struct Poke<'a, P: Platform> {
-    memory: &'a GuestMemory<P>,
+pub struct Poke<'a, P: Platform, G: Granule = Kib4> {
+    memory: &'a GuestMemory<P, G>,
     swap: &'a Swap,
     page: Ipa,
     id: u64,
@@ -36,15 +36,15 @@ pub enum Poked {
 /// A page of zeroes.
 const ZEROES: [u8; FRAME as usize] = [0; FRAME as usize];
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Begins to write the page at `page`, for which [`write`](Self::write) has said [`Error::Absent`].
     ///
     /// # Errors
     ///
     /// [`Error::NoRam`] if no slot has RAM of frames there, or no store is attached; [`Error::NoFrames`] if the heap is
     /// full.
-    pub fn poke(&self, page: Ipa) -> Result<Poke<'_, P>, Error> {
-        let page = page.align_down(FRAME);
+    pub fn poke(&self, page: Ipa) -> Result<Poke<'_, P, G>, Error> {
+        let page = page.align_down(G::SIZE);
         let (Some(swap), Some(_)) = (self.swap.as_deref(), self.find_ram(page)) else {
             return Err(Error::NoRam { ipa: page });
         };
@@ -53,7 +53,7 @@ impl<P: Platform> GuestMemory<P> {
     }
 }
 
-impl<P: Platform> Poke<'_, P> {
+impl<P: Platform, G: Granule> Poke<'_, P, G> {
     /// The page.
     pub fn page(&self) -> Ipa {
         self.page
@@ -112,7 +112,7 @@ impl<P: Platform> Poke<'_, P> {
             }
         };
         if let Some((place, until)) = replaced {
-            memory.note_writes(slot, page..page + FRAME);
+            memory.note_writes(slot, page..page + G::SIZE);
             memory.replaced(swap, page, place, until);
             return Ok(Poked::Written);
         }
@@ -139,7 +139,7 @@ impl<P: Platform> Poke<'_, P> {
     }
 }
 
-impl<P: Platform> Drop for Poke<'_, P> {
+impl<P: Platform, G: Granule> Drop for Poke<'_, P, G> {
     fn drop(&mut self) {
         self.swap.waiting.lock(self.memory.stage2.platform()).pokes.remove(self.id);
         // Another may have stood back for it.

@@ -4,16 +4,15 @@
 //! Invariant: a page is *absent* from [`make_absent`](GuestMemory::make_absent) on until its content has come, once: so what
 //! the guest writes then is not replaced.
 
-use twofold_stage2::{Ipa, Platform};
+use twofold_stage2::{Granule, Ipa, Platform};
 
 use super::single::{Page, Singles};
 use super::store::Place;
 use crate::async_fault::Arrival;
-use crate::frames::FRAME;
 use crate::guest::{Error, GuestMemory};
 use crate::ram::Kind;
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// States that the content of the page at `page` is in the store, at `place`: for the target of a post-copy migration,
     /// before its guest runs. What the page holds here, if anything, is old; its frame is free then.
     ///
@@ -23,7 +22,7 @@ impl<P: Platform> GuestMemory<P> {
     /// pinned, or is in the store or on its way already; [`Error::NoFrames`] if the heap is full; [`Error::Stage2`] if
     /// the page was mapped and cannot be unmapped. Nothing has changed.
     pub fn make_absent(&self, page: Ipa, place: Place) -> Result<(), Error> {
-        let page = page.align_down(FRAME);
+        let page = page.align_down(G::SIZE);
         let platform = self.stage2.platform();
         let (Some(swap), Some((slot, ram))) = (self.swap.as_deref(), self.find_ram(page)) else {
             return Err(Error::NoRam { ipa: page });

@@ -9,13 +9,12 @@
 //!
 //! Zeroes need no frame, so they need no request ([`make_zero`](GuestMemory::make_zero)).
 
-use twofold_stage2::{Ipa, Platform};
+use twofold_stage2::{Granule, Ipa, Platform};
 
 use super::single::Page;
 use super::state::Swap;
 use super::store::{Place, ReadRequest};
 use crate::async_fault::Arrival;
-use crate::frames::FRAME;
 use crate::guest::GuestMemory;
 use crate::ram::Kind;
 
@@ -45,14 +44,14 @@ pub enum NotBegun {
     NoFrame,
 }
 
-impl<P: Platform> GuestMemory<P> {
+impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// A request to read the page at `page`, for which nothing has asked.
     ///
     /// # Errors
     ///
     /// [`NotBegun`].
     pub fn begin_read(&self, page: Ipa, place: Place, content: Unasked) -> Result<ReadRequest, NotBegun> {
-        let page = page.align_down(FRAME);
+        let page = page.align_down(G::SIZE);
         self.with_absent(page, place, |swap, state| {
             let platform = self.stage2.platform();
             if content == Unasked::Ahead && swap.waiting.lock(platform).wanting() > 0 {
@@ -78,7 +77,7 @@ impl<P: Platform> GuestMemory<P> {
     ///
     /// [`NotBegun`], but never for want of a frame.
     pub fn make_zero(&self, page: Ipa, place: Place) -> Result<(), NotBegun> {
-        let page = page.align_down(FRAME);
+        let page = page.align_down(G::SIZE);
         let until = self.with_absent(page, place, |swap, state| {
             *state = Page::Zero;
             Ok(swap.waiting.lock(self.stage2.platform()).next())

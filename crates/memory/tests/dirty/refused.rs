@@ -117,7 +117,7 @@ fn options_that_make_no_sense() {
     let manual = LogOptions::new(Tracker::Manual);
     for chunk in [1, 2048, 4097, 12 << 10, u64::MAX] {
         let words = format!("a chunk of {chunk} bytes: use 0, or a power of two of at least 4096");
-        refused(start(LogOptions { chunk, ..manual }), LogError::Chunk { chunk }, &words);
+        refused(start(LogOptions { chunk, ..manual }), LogError::Chunk { chunk, page: 4096 }, &words);
     }
     for section in [0, 1, 4, 63, 65, 1024, u64::MAX] {
         let words = format!("a section of {section} pages: use a power of two from 8 to 512");

@@ -36,7 +36,7 @@ fn addresses(pages: &[TablePage]) -> BTreeSet<u64> {
 fn each_whole_frame_of_the_ranges_is_handed_out_once() {
     let machine = Machine::new(PLAIN, &[(RAM, 16 * PAGE), (SECOND, 16 * PAGE)]);
     let mut frames = Frames::new(PLAIN);
-    assert_eq!((frames.free(), TableSource::take(&mut frames)), (0, None));
+    assert_eq!((frames.free(), TableSource::<Kib4>::take(&mut frames)), (0, None));
     // Neither end of the first range is aligned, nor is the end of the second.
     frames.add(machine.donate(RAM + 0x10, 5 * PAGE));
     assert_eq!(frames.free(), 4);

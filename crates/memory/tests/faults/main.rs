@@ -10,6 +10,7 @@ mod dry;
 mod execute;
 mod first_touch;
 mod frames;
+mod granules;
 mod interrupted;
 mod maintenance;
 mod pool;

@@ -4,7 +4,7 @@
 
 use twofold_memory::swap::Located;
 use twofold_memory::{Backing, Counts, Error, Slot, SlotError};
-use twofold_stage2::{Pa, TableSource};
+use twofold_stage2::{Kib4, Pa, TableSource};
 
 use super::*;
 use crate::machine::{GIB, HUGE_PAGE, Machine, PAGE, PREALLOCATED, RAM};
@@ -92,7 +92,7 @@ fn donated_memory_returns_to_its_owner() {
     assert_eq!((run.pa(), run.size(), guest.walk(BASE + PAGE)), (PREALLOCATED, HUGE_PAGE, None));
     assert_eq!(guest.memory.remove_slot(slot), Err(Error::Slot(SlotError::Gone)));
     // Only the machine's frames are handed out, and none of the preallocated memory.
-    let taken = std::iter::from_fn(|| TableSource::take(&mut *guest.memory.frames()));
+    let taken = std::iter::from_fn(|| TableSource::<Kib4>::take(&mut *guest.memory.frames()));
     let taken: Vec<_> = taken.map(|page| page.pa()).collect();
     assert!(taken.len() as u64 <= free && taken.iter().all(|pa| *pa < PREALLOCATED), "{taken:?}");
 }

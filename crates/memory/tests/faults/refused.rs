@@ -87,7 +87,7 @@ fn a_device_fills_its_slot_from_its_first_page_on() {
         guest.memory.add_slot(slot).map_err(|refused| refused.error)
     };
     let device = Pa::new(0x0900_0800);
-    assert_eq!(add(device_at(device), PAGE), Err(SlotError::DeviceMisaligned { start: BASE, device }));
+    assert_eq!(add(device_at(device), PAGE), Err(SlotError::DeviceMisaligned { start: BASE, device, page: PAGE }));
     // The second page would be at physical address 0.
     let device = Pa::new(0xffff_ffff_ffff_f000);
     assert_eq!(add(device_at(device), 2 * PAGE), Err(SlotError::DeviceOutside { start: BASE, device }));

@@ -2,17 +2,20 @@
 //! What an embedder may get wrong: each is refused by name, with the figure, and the guest goes on. Stores that
 //! misbehave are in `misbehaving.rs`, and files that are full, short or failing in `machine/tests/file_store`.
 
+use std::sync::Arc;
+
 use twofold_memory::async_fault::AreaMemory;
 use twofold_memory::async_fault::Arrival::{Failed, Present};
 use twofold_memory::swap::{
-    Clock, FRAMES_PER_VCPU, Generations, LimitError, NotAttached, NotBegun, PinnedFor, Place, Unasked, Waiter,
-    WriteOutError, WrittenOut,
+    AttachError, Clock, FRAMES_PER_VCPU, Generations, LimitError, NotAttached, NotBegun, PinnedFor, Place, SwapOptions,
+    Unasked, Waiter, WriteOutError, WrittenOut,
 };
-use twofold_memory::{Backing, Error, Slot};
-use twofold_stage2::Pa;
+use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot};
+use twofold_stage2::{Geometry, Kib16, Pa, Vmid};
 
-use crate::machine::device_at;
-use crate::rig::{Absent, Plan, Rig, ipa};
+use crate::machine::{HUGE_PAGE, Machine, RAM, device_at};
+use crate::rig::{Absent, FEATURES, Plan, Rig, ipa};
+use crate::store::{Reports, Store};
 
 #[test]
 fn without_a_store_nothing_leaves() {
@@ -132,4 +135,23 @@ fn a_guest_goes_as_far_as_its_store() {
     rig.memory.set_limit(u64::MAX).unwrap();
     rig.store.get().capacity = 100;
     rig.end();
+}
+
+/// A store keeps pages of 4 KiB.
+#[test]
+fn a_guest_with_larger_pages_gets_no_store() {
+    let features = FEATURES.with_granule_16k(true);
+    let machine = Machine::new(features, &[(RAM, HUGE_PAGE)]);
+    let mut frames = Frames::new(features);
+    frames.add(machine.donate(RAM, HUGE_PAGE));
+    let geometry = Geometry::new(Kib16, 40, &features).unwrap();
+    let mut memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(1), frames, Pages::Small).unwrap();
+    let options = SwapOptions { vcpus: 1, others: 1, headroom: 0 };
+    let refused = memory.attach_store(Box::new(Store::new()), Box::new(Arc::new(Reports::default())), &options);
+    assert_eq!(refused, Err(AttachError::PageSize { page: 16384 }));
+    assert_eq!(
+        AttachError::PageSize { page: 16384 }.to_string(),
+        "the guest has pages of 16384 bytes, and a store keeps pages of 4096"
+    );
+    memory.destroy(|_| ());
 }
