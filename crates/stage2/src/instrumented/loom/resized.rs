@@ -2,27 +2,28 @@
 //! A block and a table replace each other without a break, on a CPU with FEAT_BBM level 2 that raises no conflict abort,
 //! while another operation, or hardware, changes the same entries.
 
-use super::guest::{BLOCK, FWB, Guest, PAGE, RAM, READ, range};
+use super::guest::{BLOCK, FWB, Guest, LARGE, PAGE, RAM, READ, range};
 use super::hardware::{self, is_not_lost_on};
-use super::machine::{Machine, Pages, Watch};
+use super::machine::{Machine, Pages, WILD, Watch};
 use super::{Operation, meet};
-use crate::{Access, Features, Level};
+use crate::sequence::SequenceCount;
+use crate::{Access, Descriptor, Features, Level};
 
 const LIVE: Features = Features { bbm: 2, no_conflict_abort: true, ..FWB };
 
-fn guest(leaves: &[(u64, Level)]) -> (Guest, [Pages; 2]) {
-    let guest = Guest::on(Machine::new(10, Watch::Nothing), LIVE, 2);
+fn guest(levels: u32, leaves: &[(u64, Level)]) -> (Guest, [Pages; 2]) {
+    let guest = Guest::on(Machine::new(10, Watch::Nothing), LIVE, levels);
     let (mut first, second) = (guest.pages(0..5), guest.pages(5..9));
     leaves.iter().for_each(|(at, level)| guest.map(*at, *level, &mut first));
     (guest, [first, second])
 }
 
 fn block() -> (Guest, [Pages; 2]) {
-    guest(&[(0, Level::L2)])
+    guest(2, &[(0, Level::L2)])
 }
 
 fn pages() -> (Guest, [Pages; 2]) {
-    guest(&[(0, Level::L3), (PAGE, Level::L3)])
+    guest(2, &[(0, Level::L3), (PAGE, Level::L3)])
 }
 
 const SPLIT: Operation = |guest, pages| guest.split(0, BLOCK, pages);
@@ -64,6 +65,44 @@ fn a_table_is_coalesced_and() {
     meet(2, pages, [to_read, WRITE_PROTECT], |guest, pools| {
         assert!(guest.check(pools).values().all(|entry| !entry.is_writable()));
     });
+}
+
+/// Each unlink is counted, so a CPU that read the count between the two finds it changed.
+#[test]
+fn two_tables_are_coalesced() {
+    // Under two tables: no lock that both CPUs take lies between their counts.
+    let two = || guest(3, &[0, PAGE, LARGE, LARGE + PAGE].map(|at| (at, Level::L3)));
+    let next: Operation = |guest, pages| guest.coalesce(LARGE, Level::L2, &RAM, pages);
+    meet(2, two, [COALESCE, next], |guest, pools| {
+        guest.check(pools);
+        let both = SequenceCount::default().now().next().next();
+        assert!(guest.stage2.sequence.is_still(both), "two tables are counted as one");
+    });
+}
+
+/// A block replaces the table of the first page, and the table's page is reused at once, for a page of the upper half. A
+/// late operation changes nothing there, and finds the first page, which is always mapped.
+#[test]
+fn an_operation_comes_late() {
+    fn full(junk: Option<Descriptor>) -> (Guest, [Pages; 2]) {
+        let guest = Guest::on(Machine::new(14, Watch::Nothing), LIVE, 2);
+        let (own, mut takers) = (guest.spoiled_pages(7..13, junk), guest.spoiled_pages(0..7, junk));
+        guest.map(0, Level::L3, &mut takers);
+        guest.map(PAGE, Level::L3, &mut takers);
+        (guest, [own, takers])
+    }
+    let reuse: Operation = |guest, pages| {
+        COALESCE(guest, pages);
+        guest.map(BLOCK, Level::L3, pages);
+    };
+    for operation in [IS_FOUND, RELAX, WRITE_PROTECT, UNMAP_PAGE, SPLIT, COALESCE] {
+        for guest in [|| full(None), || full(Some(WILD))] {
+            meet(1, guest, [operation, reuse], |guest, pools| {
+                let other = guest.check(pools)[&BLOCK];
+                assert_eq!(other.access(), Access::READ_WRITE, "a late operation changed another page");
+            });
+        }
+    }
 }
 
 #[test]
