@@ -188,6 +188,9 @@ pub struct RunOptions {
     /// Size of the mappings of guest memory
     #[arg(long, value_enum, default_value_t = PagesOption::Auto)]
     pub pages: PagesOption,
+    /// Size of the pages of the guests' stage 2. The guest's own pages may have any size
+    #[arg(long, value_enum, default_value_t = GranuleOption::Kib4)]
+    pub granule: GranuleOption,
     /// The guest's name: 1 to 15 letters from a to z, digits and hyphens
     #[arg(long, value_name = "NAME", default_value = NAME_DEFAULT)]
     pub name: String,
@@ -328,6 +331,20 @@ impl From<PagesOption> for Pages {
     }
 }
 
+/// Values of `--granule`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GranuleOption {
+    /// 4 KiB
+    #[value(name = "4k")]
+    Kib4,
+    /// 16 KiB, on a CPU that has them
+    #[value(name = "16k")]
+    Kib16,
+    /// 64 KiB
+    #[value(name = "64k")]
+    Kib64,
+}
+
 const RUN_EXAMPLES: &str = "\
 Examples:
   cargo xtask run                                  Linux's console; Ctrl-] opens the monitor (docs/run.md)
@@ -405,6 +422,7 @@ mod tests {
     fn bad_values_are_refused() {
         for bad in [
             &["--pages", "16k"][..],
+            &["--granule", "8k"],
             &["--memory", "much"],
             &["--guest", "bsd"],
             &["--guest", "cpus=2"],

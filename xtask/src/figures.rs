@@ -89,8 +89,9 @@ impl Rows {
         let causes = ["access_flag", "external", "permission", "translation"];
         self.number("stage-2 faults", causes.iter().map(|cause| count(&format!("faults.{cause}"))).sum(), None);
         self.number("exits to EL2", sum("exits"), None);
-        let sizes = ["mapped.blocks_1g", "mapped.blocks_2m", "mapped.pages_4k"];
-        self.words("mapped: 1G blocks, 2M blocks, 4K pages", &sizes.map(|key| thousands(count(key))).join(", "));
+        let [(names, keys), others @ ..] = LEAVES;
+        let (names, keys) = others.into_iter().find(|(_, keys)| report.get(keys[2]).is_some()).unwrap_or((names, keys));
+        self.words(names, &keys.map(|key| thousands(count(key))).join(", "));
         self.number("table pages", count("tables.allocated"), None);
         self.number("TLB invalidations", sum("tlbi"), None);
     }
@@ -144,6 +145,12 @@ const GROUPS: [(&str, &str); 8] = [
     ("tlbi", "TLBI"),
     ("barriers", "barriers"),
     ("cache", "cache"),
+];
+/// The leaves of each granule.
+const LEAVES: [(&str, [&str; 3]); 3] = [
+    ("mapped: 1G blocks, 2M blocks, 4K pages", ["mapped.blocks_1g", "mapped.blocks_2m", "mapped.pages_4k"]),
+    ("mapped: 64G blocks, 32M blocks, 16K pages", ["mapped.blocks_64g", "mapped.blocks_32m", "mapped.pages_16k"]),
+    ("mapped: 4T blocks, 512M blocks, 64K pages", ["mapped.blocks_4t", "mapped.blocks_512m", "mapped.pages_64k"]),
 ];
 const SIZES: [(&str, &str, &str); 3] = [
     ("first_touch_4k", "pages_4k", "4K pages"),

@@ -26,7 +26,7 @@ use twofold_workspace::kernels::Kernel;
 use twofold_workspace::steps::Steps;
 use twofold_workspace::{Workspace, build, fetch, file, guest, install, linux_module, output};
 
-use crate::arguments::{DiskOption, RunOptions};
+use crate::arguments::{DiskOption, GranuleOption, PagesOption, RunOptions};
 use crate::dirty_log::DirtyLogs;
 use crate::figures::{FirstTouch, Rows};
 use crate::report::{self, Described};
@@ -39,11 +39,11 @@ pub fn command(workspace: &Workspace, options: &RunOptions) -> anyhow::Result<Ex
     let steps = Steps::new(workspace.stop().clone());
     let qemu = install::tools(&steps)?;
     steps.step("build", || {
-        let (hypervisor, words) = match options.trace {
-            Some(_) => (build::TRACING_HYPERVISOR, "the hypervisor, with a trace, and the bare-metal guest"),
-            None => (build::HYPERVISOR, "the hypervisor and the bare-metal guest"),
+        let words = match options.trace {
+            Some(_) => "the hypervisor, with a trace, and the bare-metal guest",
+            None => "the hypervisor and the bare-metal guest",
         };
-        build::images(workspace, &[hypervisor, build::GUEST])?;
+        build::images(workspace, &[image(options).program(), build::GUEST])?;
         Ok(((), words.to_owned()))
     })?;
     let selected = steps.step("guest", || {
@@ -145,7 +145,8 @@ impl Mode {
             // Counting requires one vCPU and excludes a trace. Otherwise the run is only checked.
             // So does a disk, whose answers come when the host pleases.
             (false, false) => {
-                Self::Check { count: options.cpus == 1 && options.trace.is_none() && options.disk.is_none() }
+                let is_plain = options.trace.is_none() && options.granule == GranuleOption::Kib4;
+                Self::Check { count: options.cpus == 1 && is_plain && options.disk.is_none() }
             }
         }
     }
@@ -171,6 +172,9 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
     }
     if let Some(cpus) = options.host_cpus.filter(|cpus| mode.is_counted() && *cpus != 1) {
         bail!("a counted run has one CPU, not {cpus}; leave out --host-cpus or --count");
+    }
+    if options.granule != GranuleOption::Kib4 {
+        refuse_with_larger_pages(options, mode)?;
     }
     if let Some(path) = &options.json {
         file::check_json(path)?;
@@ -215,6 +219,23 @@ fn refuse(options: &RunOptions, mode: Mode, debian: Option<PathBuf>) -> anyhow::
             twofold_launch::guest::size(guest.memory),
             twofold_launch::guest::size(LINUX_CHECK_MEMORY)
         );
+    }
+    Ok(())
+}
+
+/// Refuses what the images with larger pages do not have.
+fn refuse_with_larger_pages(options: &RunOptions, mode: Mode) -> anyhow::Result<()> {
+    if mode.is_counted() {
+        bail!("--granule: counts are of the image with pages of 4 KiB; leave out --granule, or --count");
+    }
+    if options.trace.is_some() {
+        bail!("--granule: a trace is of the image with pages of 4 KiB; leave out --granule, or --trace");
+    }
+    if options.resident.is_some() || options.more().any(|spec| spec.resident.is_some()) {
+        bail!("--granule: only pages of 4 KiB leave to a store; leave out --granule, or --resident");
+    }
+    if options.pages == PagesOption::Blocks {
+        bail!("--granule: RAM has blocks with pages of 4 KiB only; leave out --granule, or --pages blocks");
     }
     Ok(())
 }
@@ -281,6 +302,16 @@ fn command_line(own_kernel: bool, append: Option<&str>, mode: Mode) -> String {
     words.join(" ")
 }
 
+/// The build of the hypervisor.
+fn image(options: &RunOptions) -> Image<'_> {
+    match (&options.trace, options.granule) {
+        (Some(path), _) => Image::Tracing(path),
+        (None, GranuleOption::Kib4) => Image::Plain,
+        (None, GranuleOption::Kib16) => Image::Kib16,
+        (None, GranuleOption::Kib64) => Image::Kib64,
+    }
+}
+
 fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a> {
     let check_limit = if options.disk.is_some() { DISK_CHECK_TIMEOUT } else { CHECK_TIMEOUT };
     let limit = options.timeout.or((mode != Mode::Console).then_some(check_limit));
@@ -306,7 +337,7 @@ fn boot<'a>(options: &'a RunOptions, mode: Mode, selected: &Selected) -> Boot<'a
         checked: mode != Mode::Console,
         timeout: limit.filter(|seconds| *seconds > 0).map(Duration::from_secs),
         terminal: mode == Mode::Console,
-        image: options.trace.as_deref().map_or(Image::Plain, Image::Tracing),
+        image: image(options),
     }
 }
 

@@ -29,7 +29,7 @@
 //! | `faults.translation`, `.permission`, `.access_flag`, `.external` | stage-2 faults by kind; `external`: answered with an abort into the guest |
 //! | `faults.first_touch` | translation faults on frames that neither the guest nor its loader had touched: each frame was zeroed |
 //! | `exits.KIND` | exits from the guest to EL2 by cause, faults included; `interrupt`: a physical interrupt |
-//! | `mapped.pages_4k`, `.blocks_2m`, `.blocks_1g` | leaves installed |
+//! | `mapped.pages_4k`, `.blocks_2m`, `.blocks_1g` | leaves installed. Here and below, an image whose guests' tables have pages of 16 KiB has `16k`, `32m` and `64g` in these places, and one of 64 KiB `64k`, `512m` and `4t` |
 //! | `tables.allocated`, `.freed` | table pages, the root included |
 //! | `tlbi.OPERATION` | TLB invalidations by instruction |
 //! | `barriers.dsb`, `.isb` | barriers of the engine |

@@ -11,7 +11,7 @@
 
 use twofold_memory::{Error, GuestMemory};
 use twofold_stage2::fault::ipa_from_hpfar;
-use twofold_stage2::{Ipa, Platform};
+use twofold_stage2::{Granule, Ipa, Platform};
 
 use crate::context::Context;
 use crate::translate::{self, Translation};
@@ -30,7 +30,12 @@ pub enum Located {
 
 /// Finds the page of the fault that `esr` and `far` describe, whose address is not in `HPFAR_EL2`.
 #[inline(always)]
-pub fn locate<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64, far: u64) -> Located {
+pub fn locate<P: Platform, G: Granule>(
+    memory: &GuestMemory<P, G>,
+    context: &mut Context,
+    esr: u64,
+    far: u64,
+) -> Located {
     let mut is_absent = false;
     let read = |ipa| word(memory, ipa).inspect_err(|error| is_absent |= matches!(error, Error::Absent { .. })).ok();
     match translate::translate(far, read) {
@@ -49,7 +54,13 @@ pub fn locate<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: 
 
 /// Raises an external abort for the fault that `esr` and `far` describe: nothing is at `ipa`.
 #[cold]
-pub fn refuse<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64, far: u64, ipa: Ipa) {
+pub fn refuse<P: Platform, G: Granule>(
+    memory: &GuestMemory<P, G>,
+    context: &mut Context,
+    esr: u64,
+    far: u64,
+    ipa: Ipa,
+) {
     const STAGE_1_WALK: u64 = 1 << 7;
     let level = (esr & STAGE_1_WALK != 0).then(|| walk_level(memory, far, ipa));
     inject::external_abort(context, esr, far, level);
@@ -57,7 +68,7 @@ pub fn refuse<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: 
 
 /// Handles an abort whose cause is not the content of the tables. Returns whether the guest got an external abort.
 #[cold]
-pub fn odd<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64) -> bool {
+pub fn odd<P: Platform, G: Granule>(memory: &GuestMemory<P, G>, context: &mut Context, esr: u64) -> bool {
     const TLB_CONFLICT: u64 = 0b11_0000;
     if esr & 0x3f == TLB_CONFLICT {
         memory.stage2().invalidate_all();
@@ -70,7 +81,7 @@ pub fn odd<P: Platform>(memory: &GuestMemory<P>, context: &mut Context, esr: u64
 
 /// The level at which the guest's walk for `va` reads from the page at `page`. If its tables have changed meanwhile,
 /// the level at which a walk ends now.
-fn walk_level<P: Platform>(memory: &GuestMemory<P>, va: u64, page: Ipa) -> i8 {
+fn walk_level<P: Platform, G: Granule>(memory: &GuestMemory<P, G>, va: u64, page: Ipa) -> i8 {
     const PAGE_SIZE: u64 = 4 << 10;
     let read = |ipa| if Ipa::new(ipa).align_down(PAGE_SIZE) == page { None } else { word(memory, ipa).ok() };
     match translate::stage1().walk(va, read) {
@@ -81,7 +92,7 @@ fn walk_level<P: Platform>(memory: &GuestMemory<P>, va: u64, page: Ipa) -> i8 {
 
 /// A word of the guest's RAM, through this CPU's caches. If a guest walks its tables without the caches, the word can
 /// be stale; the error then affects only that guest.
-fn word<P: Platform>(memory: &GuestMemory<P>, ipa: u64) -> Result<u64, Error> {
+fn word<P: Platform, G: Granule>(memory: &GuestMemory<P, G>, ipa: u64) -> Result<u64, Error> {
     let mut bytes = [0; 8];
     memory.read(Ipa::new(ipa), &mut bytes)?;
     Ok(u64::from_le_bytes(bytes))

@@ -40,16 +40,15 @@ use twofold_devices::pl011::{ByteSink, Full};
 use twofold_devices::vgic::{ConfigError, Frame};
 use twofold_devices::virtio::console::Terminal;
 use twofold_devices::{InterruptLine, Pl011, Pl031, Width};
-use twofold_memory::GuestMemory;
 use twofold_vmm::console::{Console, Notice};
 use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::EntityId;
 
 use crate::board::Board;
 use crate::clock::Clock;
-use crate::experiment::EnginePlatform;
 use crate::gic::guest::{GuestGic, Waiting};
 use crate::gic::sources::Sources;
+use crate::granule::Memory;
 use crate::mmio::Operation;
 use crate::virtio::VirtioDevices;
 use crate::{console, print, println, serial};
@@ -252,7 +251,7 @@ impl Devices {
     }
 
     /// All devices are as after a reset. No vCPU is loaded. `memory` is the guest's.
-    pub(crate) fn reset(&self, memory: &GuestMemory<EnginePlatform>) {
+    pub(crate) fn reset(&self, memory: &Memory) {
         {
             let mut uart = self.uart.lock();
             uart.model = Pl011::new();

@@ -8,14 +8,14 @@ use core::cell::RefCell;
 
 use arrayvec::ArrayVec;
 use twofold_devices::{GuestRam, RamError};
-use twofold_memory::{Error, GuestMemory};
+use twofold_memory::Error;
 use twofold_stage2::{Ipa, Platform};
 
-use crate::experiment::EnginePlatform;
+use crate::granule::{Memory, PAGE};
 
 /// The memory of one guest, for one piece of a device's work.
 pub(crate) struct Ram<'a> {
-    memory: &'a GuestMemory<EnginePlatform>,
+    memory: &'a Memory,
     absent: RefCell<Absent>,
 }
 
@@ -26,11 +26,11 @@ pub(crate) type Absent = ArrayVec<Ipa, ABSENT_MAX>;
 pub(crate) const ABSENT_MAX: usize = 4;
 
 impl<'a> Ram<'a> {
-    pub(crate) const fn new(memory: &'a GuestMemory<EnginePlatform>) -> Self {
+    pub(crate) const fn new(memory: &'a Memory) -> Self {
         Self { memory, absent: RefCell::new(Absent::new_const()) }
     }
 
-    pub(crate) const fn memory(&self) -> &'a GuestMemory<EnginePlatform> {
+    pub(crate) const fn memory(&self) -> &'a Memory {
         self.memory
     }
 
@@ -60,9 +60,6 @@ impl<'a> Ram<'a> {
         RamError::Absent(page.raw())
     }
 }
-
-/// Bytes of a page.
-const PAGE: u64 = 4096;
 
 impl GuestRam for Ram<'_> {
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), RamError> {

@@ -29,7 +29,7 @@
 //! | `guest_ram` | a guest's memory as its devices reach it |
 //! | [`timer`], [`clock`] | the guest's time, and wall time |
 //! | [`stats`] | counters, and the report |
-//! | [`memory`], [`platform`] | RAM and instructions for the engine |
+//! | [`memory`], [`platform`], [`granule`] | RAM and instructions for the engine, and the granule of the guests' tables |
 //! | [`experiment`] | what only experiments need: the observer of exits, and the calls by which a guest measures itself |
 //!
 //! The lower half is everything between the virtual machine and the hardware:
@@ -83,6 +83,7 @@ pub mod emulation;
 pub mod exception_table;
 pub mod experiment;
 pub mod gic;
+pub mod granule;
 pub mod guest_cpu;
 mod guest_ram;
 pub mod handover;

@@ -13,7 +13,7 @@ use twofold_abi::bundle::flags;
 use twofold_abi::{exit, virt};
 use twofold_devices::vgic;
 use twofold_memory::{Backing, Error as MemoryError, FramePool, Frames, GuestMemory, HUGE_PAGE, SharedFrames, Slot};
-use twofold_stage2::{Features, Geometry, Ipa, Kib4, MetadataMap, Platform, Run, Vmid};
+use twofold_stage2::{Features, Geometry, Ipa, MetadataMap, Platform, Run, Vmid};
 use twofold_vmm::bundle::{Bundle, BundleError};
 use twofold_vmm::config::Config;
 use twofold_vmm::device_tree;
@@ -30,6 +30,7 @@ use crate::experiment::platform::observed;
 use crate::experiment::{ExitObserver, Observer};
 use crate::gic::physical::{self, Unusable};
 use crate::gic::sources::{NoInterrupt, Sources};
+use crate::granule::{self, GuestGranule};
 use crate::guest_cpu::GuestCpu;
 use crate::host_devices::uplink::CardTask;
 use crate::memory::Taken;
@@ -208,7 +209,8 @@ fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result
     let mut frames = Frames::new(features);
     taken.free.into_iter().for_each(|range| frames.add(range));
     let missing = (!Cpu::read().has_gic_registers()).then_some(Missing::ListRegisters);
-    let host = Host { free: frames.huge_pages() * HUGE_PAGE, vmid_bits: features.vmid_bits, missing };
+    let host =
+        Host { free: frames.huge_pages() * HUGE_PAGE, vmid_bits: features.vmid_bits, page: granule::PAGE, missing };
     let admitted = guests::admit(&bundle.guests, &host)?;
     let port = channel::interrupt(board);
     host_devices::find(board);
@@ -296,7 +298,7 @@ impl Maker {
             (false, true) => Wire::shared(*name),
             (false, false) => Wire::Whole,
         };
-        let geometry = Geometry::new(Kib4, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
+        let geometry = Geometry::new(GuestGranule, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
         // SAFETY: EL2 maps all RAM one to one, and the frames are RAM that nothing else uses.
         let platform = unsafe { Counted::new(self.metadata, &self.features) };
         let platform = observed(platform, &self.features);

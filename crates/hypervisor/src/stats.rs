@@ -14,6 +14,7 @@ use twofold_stage2::Level;
 use twofold_stage2::fault::FaultKind;
 
 use crate::count::Impossible;
+use crate::granule;
 use crate::platform::InstructionCounts;
 use crate::pmu::Counter;
 use crate::virtio::VirtioDevices;
@@ -372,13 +373,17 @@ fn report_masked<'a>(vcpus: &(impl Iterator<Item = &'a Stats> + Clone)) {
 }
 
 /// The sizes of leaf, by level.
-pub(crate) const LEAVES: [(usize, &str); 3] = [(3, "pages_4k"), (2, "blocks_2m"), (1, "blocks_1g")];
+pub(crate) const LEAVES: [(usize, &str); 3] =
+    [(3, granule::LEAVES[0]), (2, granule::LEAVES[1]), (1, granule::LEAVES[2])];
 /// The devices with a row of their own.
 const DEVICES: [(Purpose, &str); 4] =
     [(Purpose::Gic, "gic"), (Purpose::Uart, "uart"), (Purpose::Rtc, "rtc"), (Purpose::Virtio, "virtio")];
 const LEVELS: [Level; 4] = [Level::L0, Level::L1, Level::L2, Level::L3];
-const FIRST_TOUCHES: [(Level, &str); 3] =
-    [(Level::L1, "first_touch_1g"), (Level::L2, "first_touch_2m"), (Level::L3, "first_touch_4k")];
+const FIRST_TOUCHES: [(Level, &str); 3] = [
+    (Level::L1, granule::FIRST_TOUCHES[2]),
+    (Level::L2, granule::FIRST_TOUCHES[1]),
+    (Level::L3, granule::FIRST_TOUCHES[0]),
+];
 
 /// Calls `each` with the name of each group of exception classes and its members.
 fn for_each_class(mut each: impl FnMut(&str, &mut dyn Iterator<Item = usize>)) {

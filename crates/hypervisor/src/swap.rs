@@ -70,7 +70,7 @@ use twofold_memory::async_fault::{Arrival, Arrivals, Completion, Mode};
 use twofold_memory::swap::{
     AttachError, Clock, FRAMES_PER_VCPU, Failure, LimitError, Notify, Relief, SwapOptions, Waiter, WriteOutError,
 };
-use twofold_memory::{Frames, GuestMemory, HUGE_PAGE};
+use twofold_memory::{Frames, HUGE_PAGE};
 use twofold_stage2::arm64::{Arm64, IdentityMap};
 use twofold_stage2::{Ipa, MetadataMap};
 use twofold_vmm::balance::Need;
@@ -79,7 +79,7 @@ use twofold_vmm::guests::{self, SwapMemory};
 use twofold_vmm::memory_store::MemoryStore;
 use twofold_vmm::scheduler::EntityId;
 
-use crate::experiment::EnginePlatform;
+use crate::granule::Memory;
 use crate::schedule::cpu::Progress;
 use crate::schedule::deadlines::NEVER;
 use crate::virtio::host::HostDisk;
@@ -174,7 +174,7 @@ impl Swap {
     /// and `task` its task. The memory is limited later ([`limit`](Self::limit)), when the guest is loaded.
     pub fn attach(
         config: &Config<'_>,
-        memory: &mut GuestMemory<EnginePlatform>,
+        memory: &mut Memory,
         parts: StoreMemory,
         number: usize,
         task: EntityId,
@@ -222,7 +222,7 @@ impl Swap {
 
     /// From now on the guest has no more than its limit. What is too much leaves at once to a store in memory, before the guest
     /// runs; after that transfers take their time.
-    pub fn limit(&self, config: &Config<'_>, memory: &GuestMemory<EnginePlatform>) -> Result<(), SwapError> {
+    pub fn limit(&self, config: &Config<'_>, memory: &Memory) -> Result<(), SwapError> {
         let Some(settings) = config.swap.as_ref().filter(|swap| swap.store != config::Store::Nowhere) else {
             return Ok(());
         };
@@ -244,7 +244,7 @@ impl Swap {
     }
 
     /// What its limit depends on, for the task that moves limits. `None`: it shares nothing.
-    pub(crate) fn need(&self, memory: &GuestMemory<EnginePlatform>) -> Option<Need> {
+    pub(crate) fn need(&self, memory: &Memory) -> Option<Need> {
         let Shared { share, least, most, headroom } = self.shared?;
         let usage = memory.frame_use();
         let [_, reads, _] = self.store.counts();
@@ -252,7 +252,7 @@ impl Swap {
     }
 
     /// Its limit is another one from now on. Returns whether that is possible.
-    pub(crate) fn move_limit(&self, memory: &GuestMemory<EnginePlatform>, limit: u64) -> bool {
+    pub(crate) fn move_limit(&self, memory: &Memory, limit: u64) -> bool {
         let before = memory.frame_use().limit;
         let is_set = memory.set_limit(limit).is_ok();
         if is_set {
@@ -266,7 +266,7 @@ impl Swap {
 
     /// All pages that can leave do so at once, to a store in memory. For a guest that measures itself. Returns how many left;
     /// `None`: the store is another one.
-    pub(crate) fn swap_out(&self, memory: &GuestMemory<EnginePlatform>) -> Option<u64> {
+    pub(crate) fn swap_out(&self, memory: &Memory) -> Option<u64> {
         let Some(Kind::Memory(store)) = self.store.kind() else { return None };
         let delay = store.set_delay(0);
         let mut left = 0;
@@ -319,7 +319,7 @@ impl Swap {
     }
 
     /// Its figures.
-    pub(crate) fn figures(&self, memory: &GuestMemory<EnginePlatform>) -> Figures {
+    pub(crate) fn figures(&self, memory: &Memory) -> Figures {
         self.counts.figures(memory, self.share, self.store.taken(), self.store.absent(), self.store.counts())
     }
 
@@ -334,7 +334,7 @@ impl Swap {
     }
 
     /// D1: ends transfers whose time has come. Returns the time of the next alarm.
-    pub(crate) fn end_some(&self, memory: &GuestMemory<EnginePlatform>) -> u64 {
+    pub(crate) fn end_some(&self, memory: &Memory) -> u64 {
         for _ in 0..ENDS {
             if !self.store.end_next(memory) {
                 return self.store.next_end().unwrap_or(NEVER);
@@ -350,7 +350,7 @@ impl Swap {
     }
 
     /// A piece of the task's work.
-    pub(crate) fn work(&self, memory: &GuestMemory<EnginePlatform>) -> Progress {
+    pub(crate) fn work(&self, memory: &Memory) -> Progress {
         if self.store.end_next(memory) {
             return Progress::More;
         }
@@ -378,7 +378,7 @@ impl Swap {
 
     /// N2 and N3. Returns whether the task's rest is over.
     #[cold]
-    fn begins_anew(&self, memory: &GuestMemory<EnginePlatform>) -> bool {
+    fn begins_anew(&self, memory: &Memory) -> bool {
         if !self.rests.swap(true, Ordering::Relaxed) {
             memory.fail_waiting();
             return false;

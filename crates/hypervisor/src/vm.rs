@@ -16,7 +16,7 @@ use twofold_abi::channel::GuestState;
 use twofold_abi::{bundle, exit, virt};
 use twofold_devices::Width;
 use twofold_devices::vgic::VcpuId;
-use twofold_memory::{Error, GuestMemory, HUGE_PAGE, SlotId};
+use twofold_memory::{Error, HUGE_PAGE, SlotId};
 use twofold_stage2::{Features, Ipa, IpaRange};
 use twofold_vmm::agreement;
 use twofold_vmm::console::Notice;
@@ -31,9 +31,10 @@ use twofold_vmm::scheduler::EntityId;
 use crate::board::Board;
 use crate::emulation::Devices;
 use crate::experiment::vendor::VendorCalls;
-use crate::experiment::{EnginePlatform, ExitObserver, ObservedGuest, Observer};
+use crate::experiment::{ExitObserver, ObservedGuest, Observer};
 use crate::gic::physical::{self, OwnRedistributor};
 use crate::gic::sources::Sources;
+use crate::granule::Memory;
 use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::life::Shared;
 use crate::mmio::Operation;
@@ -61,7 +62,7 @@ pub(crate) mod tracked;
 /// The virtual machine.
 pub struct Vm {
     name: Name,
-    memory: GuestMemory<EnginePlatform>,
+    memory: Memory,
     /// The slot of the guest's RAM.
     ram: SlotId,
     /// The slots of the guest's test memory, if it has any.
@@ -119,7 +120,7 @@ pub struct Parts {
     /// The guest's name.
     pub name: Name,
     /// The memory, with the slots of RAM, of test memory, of stolen time and of the flash.
-    pub memory: (GuestMemory<EnginePlatform>, SlotId, Vec<SlotId>, SlotId, Option<SlotId>),
+    pub memory: (Memory, SlotId, Vec<SlotId>, SlotId, Option<SlotId>),
     /// The store, if the guest's pages leave memory.
     pub swap: Option<Swap>,
     /// The machine's interrupts.
@@ -289,7 +290,7 @@ impl Vm {
     }
 
     /// The guest's memory.
-    pub(crate) fn memory(&self) -> &GuestMemory<EnginePlatform> {
+    pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 
@@ -671,7 +672,7 @@ impl release::Ended for Vm {
 }
 
 impl ObservedGuest for Vm {
-    fn memory(&self) -> &GuestMemory<EnginePlatform> {
+    fn memory(&self) -> &Memory {
         &self.memory
     }
 

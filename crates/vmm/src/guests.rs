@@ -38,6 +38,8 @@ pub struct Host {
     pub free: u64,
     /// Bits of a VMID, 8 or 16.
     pub vmid_bits: u32,
+    /// Bytes in a page of the guests' tables.
+    pub page: u64,
     /// What is missing that no guest can do without.
     pub missing: Option<Missing>,
 }
@@ -113,8 +115,13 @@ pub enum Why {
     #[error("--cpus {0}: give 1 to {max}", max = virt::MAX_CPUS)]
     Cpus(u32),
     /// The memory is not a number of pages.
-    #[error("--memory {0}: give a multiple of 4096 bytes that is not 0")]
-    Memory(u64),
+    #[error("--memory {memory}: give a multiple of {page} bytes that is not 0")]
+    Memory {
+        /// The memory.
+        memory: u64,
+        /// Bytes in a page.
+        page: u64,
+    },
     /// There is less memory.
     #[error(
         "--memory: it takes {wanted} MiB with its tables and disks in memory, and {free} MiB are free, or left by the guests \
@@ -182,7 +189,7 @@ pub fn admit(guests: &[Guest<'_>], host: &Host) -> Result<Vec<Admitted>, Refused
             return Err(refused(Why::SameName));
         }
         devices::check(guest, &guests[..number]).map_err(refused)?;
-        let one = check(guest, number as u16 + 1, free).map_err(refused)?;
+        let one = check(guest, number as u16 + 1, free, host.page).map_err(refused)?;
         free -= (one.frames + one.pool) * PAGE + one.disk_pages * HUGE_PAGE;
         admitted.push(one);
     }
@@ -199,16 +206,17 @@ pub fn shares_resident(config: &Config<'_>) -> bool {
     config.swap.is_some() && config.flags & bundle::flags::SHARE_RESIDENT != 0
 }
 
-/// The most frames that a guest's tables can take: with 4 KiB pages, a table for each 2 MiB, one for each 1 GiB, and so
-/// on. Each range (RAM, stolen time, flash and test slots) may begin and end within a table of each level.
-pub fn table_frames(config: &Config<'_>) -> u64 {
+/// The most frames of 4 KiB that a guest's tables can take, with pages of `page` bytes: with 4 KiB, a table for each 2 MiB,
+/// one for each 1 GiB, and so on. Each range (RAM, stolen time, flash and test slots) may begin and end within a table of each level.
+pub fn table_frames(config: &Config<'_>, page: u64) -> u64 {
     const LEVELS: u32 = 3;
-    /// Concatenated tables of the first level.
+    /// Frames of the concatenated tables of the first level: 16 tables of 4 KiB, 4 of 16 KiB, or 1 of 64 KiB.
     const ROOT: u64 = 16;
+    let shift = page.max(PAGE).ilog2();
     let bytes = total(config);
     let ranges = 3 + config.test.map_or(0, |test| u64::from(test.slots));
-    let of_level = |level| (bytes >> (12 + 9 * level)) + 2 * ranges;
-    (1..=LEVELS).map(of_level).sum::<u64>() + ROOT
+    let of_level = |level| (bytes >> (shift + (shift - 3) * level)) + 2 * ranges;
+    (1..=LEVELS).map(of_level).sum::<u64>() * (page / PAGE) + ROOT
 }
 
 /// What a guest with a store takes of the machine's memory beside its own.
@@ -243,13 +251,13 @@ impl SwapMemory {
 
 const PAGE: u64 = 4096;
 
-fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
+fn check(guest: &Guest<'_>, vmid: u16, free: u64, page: u64) -> Result<Admitted, Why> {
     let config = &guest.config;
     if !(1..=virt::MAX_CPUS).contains(&config.cpus) {
         return Err(Why::Cpus(config.cpus));
     }
-    if config.memory == 0 || !config.memory.is_multiple_of(PAGE) {
-        return Err(Why::Memory(config.memory));
+    if config.memory == 0 || !config.memory.is_multiple_of(page) {
+        return Err(Why::Memory { memory: config.memory, page });
     }
     if !config.has_firmware() {
         images::check_kernel(config.kernel)?;
@@ -264,7 +272,7 @@ fn check(guest: &Guest<'_>, vmid: u16, free: u64) -> Result<Admitted, Why> {
     };
     let pool = pool.saturating_mul(HUGE_PAGE / PAGE);
     let huge_pages = bytes.div_ceil(HUGE_PAGE) + STOLEN_TIME;
-    let frames = huge_pages.saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config));
+    let frames = huge_pages.saturating_mul(HUGE_PAGE / PAGE).saturating_add(table_frames(config, page));
     let frames = frames.saturating_add(SwapMemory::of(config).huge_pages().saturating_mul(HUGE_PAGE / PAGE));
     let disk_pages = config.disks.iter().map(devices::pages_in_memory).fold(0, u64::saturating_add);
     let bytes = frames.saturating_add(pool).checked_mul(PAGE).zip(disk_pages.checked_mul(HUGE_PAGE));

@@ -10,7 +10,7 @@
 
 use twofold_abi::virt;
 use twofold_memory::GuestMemory;
-use twofold_stage2::{Ipa, Platform};
+use twofold_stage2::{Granule, Ipa, Platform};
 
 use crate::config::Config;
 use crate::program::Program;
@@ -104,11 +104,11 @@ impl Layout {
     }
 
     /// Copies all parts into the guest's memory.
-    pub fn load<P: Platform>(
+    pub fn load<P: Platform, G: Granule>(
         &self,
         config: &Config<'_>,
         device_tree: &[u8],
-        memory: &GuestMemory<P>,
+        memory: &GuestMemory<P, G>,
     ) -> Result<(), twofold_memory::Error> {
         memory.write(self.kernel, config.program())?;
         memory.write(self.initrd, config.initrd)?;

@@ -10,7 +10,7 @@ use twofold_vmm::guests::{Host, Refused, SwapMemory, Why, admit};
 use twofold_vmm::name::{Name, NotAName};
 use zerocopy::{FromZeros, IntoBytes};
 
-const HOST: Host = Host { free: 4 << 30, vmid_bits: 8, missing: None };
+const HOST: Host = Host { free: 4 << 30, vmid_bits: 8, page: 4096, missing: None };
 
 fn header(guests: u32) -> Header {
     let mut header = Header::new_zeroed();

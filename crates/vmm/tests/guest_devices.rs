@@ -16,7 +16,7 @@ use twofold_vmm::scheduler::Weight;
 use twofold_vmm::switch::{Plug, Switch};
 
 const MIB: u64 = 1 << 20;
-const HOST: Host = Host { free: 4 << 30, vmid_bits: 8, missing: None };
+const HOST: Host = Host { free: 4 << 30, vmid_bits: 8, page: 4096, missing: None };
 const NO_UPLINK: [u8; 6] = [0; 6];
 const UPLINK: [u8; 6] = [2, 0, 0, 0, 1, 0];
 

@@ -13,7 +13,7 @@ use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::Weight;
 use zerocopy::IntoBytes;
 
-const HOST: Host = Host { free: 4 << 30, vmid_bits: 8, missing: None };
+const HOST: Host = Host { free: 4 << 30, vmid_bits: 8, page: 4096, missing: None };
 const MIB: u64 = 1 << 20;
 
 /// The head of an Image of 16 MiB.
@@ -75,7 +75,7 @@ fn guests_that_fit_are_admitted_with_limits_of_their_own() {
     let [web, db]: &[Admitted; 2] = admitted[..].try_into().unwrap();
     assert_eq!((web.vmid, db.vmid), (1, 2));
     assert_eq!((web.weight, db.weight), (weight(64), weight(1024)));
-    assert!(web.frames >= 512 * 256 + table_frames(&small) && web.frames < 520 * 256);
+    assert!(web.frames >= 512 * 256 + table_frames(&small, 4096) && web.frames < 520 * 256);
     assert!((web.frames + db.frames) * 4096 <= HOST.free);
     assert_eq!(web.layout.kernel.raw(), 0x4000_0000);
 }
@@ -122,7 +122,7 @@ fn a_guest_may_start_in_a_firmware() {
     let admitted = admit(&[one("boot", &starts)], &HOST).unwrap();
     let Admitted { layout, frames, .. } = admitted[0];
     assert_eq!((layout.kernel.raw(), layout.device_tree.raw()), (0, 0x4000_0000));
-    assert!(frames >= (512 + 128) * 256 + table_frames(&starts), "{frames}");
+    assert!(frames >= (512 + 128) * 256 + table_frames(&starts, 4096), "{frames}");
     assert_eq!(starts.program(), b"firmware");
     let small = Config { memory: 4096, ..starts };
     let (why, text) = why(&one("small", &small));
@@ -175,7 +175,7 @@ fn each_mistake_is_named_by_its_option() {
     }
     for memory in [0, 4097] {
         let (why, text) = why(&one("g", &Config { memory, ..config(&kernel) }));
-        assert!(why == Why::Memory(memory) && text.contains("--memory"), "{text}");
+        assert!(why == Why::Memory { memory, page: 4096 } && text.contains("--memory"), "{text}");
     }
     // The first guest has taken its part of the 4 GiB.
     for memory in [3584 * MIB, 1 << 50, !4095] {
@@ -263,7 +263,7 @@ proptest! {
         for (guest, config) in admitted.iter().zip(&configs) {
             let test = config.test.map_or(0, |test| test.size());
             let memory = config.memory + test + virt::STOLEN_TIME_SIZE;
-            prop_assert!(guest.frames * 4096 >= memory + table_frames(config) * 4096);
+            prop_assert!(guest.frames * 4096 >= memory + table_frames(config, 4096) * 4096);
         }
     }
 
@@ -284,6 +284,6 @@ proptest! {
             }
             tables += seen.len() as u64;
         }
-        prop_assert!(tables + 16 <= table_frames(&config), "{tables} tables, {} reserved", table_frames(&config));
+        prop_assert!(tables + 16 <= table_frames(&config, 4096), "{tables} tables, {} reserved", table_frames(&config, 4096));
     }
 }

@@ -62,7 +62,7 @@ fn check_guest(file: &[u8], guest: &Guest<'_>, record: &bundle::Guest) {
 
 /// What is admitted fits, and has numbers and names of its own.
 fn admit_or_refuse(guests: &[Guest<'_>]) {
-    let host = Host { free: 8 << 30, vmid_bits: 8, missing: None };
+    let host = Host { free: 8 << 30, vmid_bits: 8, page: 4096, missing: None };
     let Ok(admitted) = admit(guests, &host) else { return };
     assert!(admitted.iter().map(|guest| guest.frames * 4096).sum::<u64>() <= host.free);
     for (number, guest) in guests.iter().enumerate() {
@@ -153,7 +153,7 @@ fn write_and_read(u: &mut Unstructured<'_>) -> Result<()> {
         assert_eq!(equal, one.config.kernel.as_ptr() == other.config.kernel.as_ptr());
     }
     // Of what the launcher accepts, the hypervisor refuses only what depends on the machine.
-    let host = Host { free: 1 << 60, vmid_bits: 8, missing: None };
+    let host = Host { free: 1 << 60, vmid_bits: 8, page: 4096, missing: None };
     match admit(&read.guests, &host) {
         Ok(_) | Err(Refused::Guest { why: Why::NoMemory { .. }, .. }) => {}
         Err(error) => panic!("{guests:?}: {error}"),

@@ -51,6 +51,10 @@ pub struct Boot<'a> {
 pub enum Image<'a> {
     /// The released build.
     Plain,
+    /// The build with guests' tables of 16 KiB.
+    Kib16,
+    /// The build with guests' tables of 64 KiB.
+    Kib64,
     /// The build that writes a trace to this file.
     Tracing(&'a Path),
     /// The build with the oracle, which gets this argument.
@@ -178,9 +182,12 @@ impl Boot<'_> {
 }
 
 impl Image<'_> {
-    fn program(self) -> build::Program {
+    /// The program of the build.
+    pub fn program(self) -> build::Program {
         match self {
             Self::Plain => build::HYPERVISOR,
+            Self::Kib16 => build::HYPERVISOR_16K,
+            Self::Kib64 => build::HYPERVISOR_64K,
             Self::Tracing(_) => build::TRACING_HYPERVISOR,
             Self::Oracle(_) => build::ORACLE_HYPERVISOR,
             Self::Recording(_) => build::RECORDING_HYPERVISOR,
@@ -191,7 +198,7 @@ impl Image<'_> {
     fn spare_memory(self, guests: &[GuestSettings]) -> u64 {
         let memory: u64 = guests.iter().map(|guest| guest.memory).sum();
         match self {
-            Self::Plain | Self::Tracing(_) => 0,
+            Self::Plain | Self::Kib16 | Self::Kib64 | Self::Tracing(_) => 0,
             Self::Oracle(_) => 2 * memory,
             Self::Recording(_) => memory / 8,
         }
@@ -205,7 +212,7 @@ impl Image<'_> {
     /// The build's argument on the image's own command line.
     fn argument(self) -> Option<String> {
         match self {
-            Self::Plain => None,
+            Self::Plain | Self::Kib16 | Self::Kib64 => None,
             Self::Tracing(_) => Some(TRACE_ARGUMENT.to_owned()),
             Self::Oracle(what) => Some(format!("{ORACLE_ARGUMENT}{what}")),
             Self::Recording(rounds) => Some(format!("{RECORD_ARGUMENT}{rounds}")),

@@ -29,6 +29,10 @@ pub const ORACLE_HYPERVISOR: Program = Program { feature: Some("oracle"), ..HYPE
 pub const RECORDING_HYPERVISOR: Program = Program { feature: Some("record"), ..HYPERVISOR };
 /// The hypervisor with the baseline policies.
 pub const MEASURING_HYPERVISOR: Program = Program { feature: Some("baselines"), ..HYPERVISOR };
+/// The hypervisor whose guests' tables have pages of 16 KiB.
+pub const HYPERVISOR_16K: Program = Program { feature: Some("granule-16k"), ..HYPERVISOR };
+/// The hypervisor whose guests' tables have pages of 64 KiB.
+pub const HYPERVISOR_64K: Program = Program { feature: Some("granule-64k"), ..HYPERVISOR };
 /// The tests of the engine at EL2.
 pub const EL2_TESTS: Program = Program::new("twofold-hypervisor", "el2-tests");
 /// The bare-metal guest.

@@ -32,6 +32,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         step("clippy_machine", machine(cargo(workspace, &["clippy", "--all-targets"]), &["--", "-D", "warnings"])),
         step("clippy_hypervisor", clippy(workspace, build::HYPERVISOR)),
         step("clippy_hypervisor_with_trace", clippy(workspace, build::TRACING_HYPERVISOR)),
+        step("clippy_hypervisor_with_16k_pages", clippy(workspace, build::HYPERVISOR_16K)),
         step("clippy_hypervisor_with_oracle", clippy(workspace, build::ORACLE_HYPERVISOR)),
         step("clippy_hypervisor_with_recorder", clippy(workspace, build::RECORDING_HYPERVISOR)),
         step("clippy_hypervisor_with_baselines", clippy(workspace, build::MEASURING_HYPERVISOR)),
@@ -51,6 +52,7 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
     ];
     steps.extend(embedded::trials(workspace));
     if depth == Depth::Full {
+        steps.push(step("clippy_hypervisor_with_64k_pages", clippy(workspace, build::HYPERVISOR_64K)));
         let mut thorough = cargo(workspace, &["test", "--release", "--no-fail-fast"]);
         thorough.env("PROPTEST_CASES", "4096");
         steps.push(counted("property_tests_with_4096_cases", thorough, &inner));

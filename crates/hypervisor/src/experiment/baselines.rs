@@ -14,7 +14,7 @@ pub struct NoBaselines(u32);
 #[cfg(not(feature = "baselines"))]
 mod without {
     use twofold_memory::GuestMemory;
-    use twofold_stage2::Platform;
+    use twofold_stage2::{Granule, Platform};
 
     use super::NoBaselines;
 
@@ -29,10 +29,10 @@ mod without {
         }
 
         /// Changes nothing.
-        pub fn apply<P: Platform>(self, _: &mut GuestMemory<P>) {}
+        pub fn apply<P: Platform, G: Granule>(self, _: &mut GuestMemory<P, G>) {}
 
         /// Calls `each` with group, name and value of the counts that only baselines have.
-        pub fn for_each_event<P: Platform>(_: &GuestMemory<P>, _: impl FnMut(&str, &str, u64)) {}
+        pub fn for_each_event<P: Platform, G: Granule>(_: &GuestMemory<P, G>, _: impl FnMut(&str, &str, u64)) {}
     }
 }
 
@@ -40,7 +40,7 @@ mod without {
 mod replaced {
     use twofold_memory::GuestMemory;
     use twofold_memory::baselines::Policies;
-    use twofold_stage2::Platform;
+    use twofold_stage2::{Granule, Platform};
 
     use super::NoBaselines;
 
@@ -55,12 +55,15 @@ mod replaced {
         }
 
         /// Sets them for this memory.
-        pub fn apply<P: Platform>(self, memory: &mut GuestMemory<P>) {
+        pub fn apply<P: Platform, G: Granule>(self, memory: &mut GuestMemory<P, G>) {
             memory.set_policies(self.0, crate::cpus::current);
         }
 
         /// Calls `each` with group, name and value of the counts that only baselines have.
-        pub fn for_each_event<P: Platform>(memory: &GuestMemory<P>, mut each: impl FnMut(&str, &str, u64)) {
+        pub fn for_each_event<P: Platform, G: Granule>(
+            memory: &GuestMemory<P, G>,
+            mut each: impl FnMut(&str, &str, u64),
+        ) {
             each("split", "visits", memory.split_visits());
         }
     }

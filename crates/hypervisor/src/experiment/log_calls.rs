@@ -9,6 +9,7 @@ use twofold_memory::dirty::{DirtyLog, DirtyPages, LogError, LogOptions, Tracker}
 
 use super::observed_guest::ObservedGuest;
 use super::platform::EnginePlatform;
+use crate::granule::GuestGranule;
 
 /// The state between the calls.
 pub struct LogCalls {
@@ -93,7 +94,9 @@ fn start(guest: &impl ObservedGuest, [tracker, all, chunk]: [u64; 3]) -> Result<
 }
 
 /// The logs of all slots.
-fn logs(guest: &impl ObservedGuest) -> impl Iterator<Item = Result<DirtyLog<'_, EnginePlatform>, LogError>> {
+fn logs(
+    guest: &impl ObservedGuest,
+) -> impl Iterator<Item = Result<DirtyLog<'_, EnginePlatform, GuestGranule>, LogError>> {
     guest.test_slots().iter().map(|slot| guest.memory().dirty_log(*slot))
 }
 

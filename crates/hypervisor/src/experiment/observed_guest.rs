@@ -3,16 +3,17 @@
 
 use core::fmt;
 
+use twofold_memory::SlotId;
 use twofold_memory::dirty::{DirtyLog, LogError};
-use twofold_memory::{GuestMemory, SlotId};
 
 use super::platform::EnginePlatform;
+use crate::granule::{GuestGranule, Memory};
 use crate::stats::Stats;
 
 /// The virtual machine, as an experiment sees it.
 pub trait ObservedGuest {
     /// The guest's memory.
-    fn memory(&self) -> &GuestMemory<EnginePlatform>;
+    fn memory(&self) -> &Memory;
 
     /// The slot of the guest's RAM.
     fn ram(&self) -> SlotId;
@@ -36,7 +37,7 @@ pub trait ObservedGuest {
     fn fail(&self, why: fmt::Arguments) -> !;
 
     /// The dirty log of the guest's RAM.
-    fn dirty_log(&self) -> Result<DirtyLog<'_, EnginePlatform>, LogError> {
+    fn dirty_log(&self) -> Result<DirtyLog<'_, EnginePlatform, GuestGranule>, LogError> {
         self.memory().dirty_log(self.ram())
     }
 }

@@ -7,9 +7,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use spin::Mutex;
-use twofold_memory::GuestMemory;
 
-use crate::experiment::EnginePlatform;
+use crate::granule::Memory;
 use crate::{read_sysreg, timer};
 
 /// What is counted.
@@ -81,7 +80,7 @@ impl Counts {
     /// Those now. `share` is the limit that the guest began with. `stored`, `absent`, and what was written and read, are the store's.
     pub(super) fn figures(
         &self,
-        memory: &GuestMemory<EnginePlatform>,
+        memory: &Memory,
         share: u64,
         stored: u64,
         absent: u64,

@@ -7,17 +7,17 @@
 
 use alloc::boxed::Box;
 
+use twofold_memory::GuestFault;
 use twofold_memory::async_fault::interrupts::{CpuInterface, Group, Interrupt};
 use twofold_memory::async_fault::{
     AbsentPage, Arrival, Context, Host, Mode, Next, Refused, Snapshot, Ticket, VcpuFaults, Wait,
 };
 use twofold_memory::swap::Waiter;
-use twofold_memory::{GuestFault, GuestMemory};
 use twofold_vmm::scheduler::Decision;
 
 use super::state::Vcpu;
 use super::time::Look;
-use crate::experiment::EnginePlatform;
+use crate::granule::Memory;
 use crate::schedule;
 use crate::schedule::cpu::ThisCpu;
 use crate::schedule::deadlines::Due;
@@ -27,7 +27,7 @@ use crate::vm::{VcpuSlot, Vm};
 
 /// The absent pages of one vCPU.
 pub(super) struct Pages {
-    faults: VcpuFaults<GuestMemory<EnginePlatform>>,
+    faults: VcpuFaults<Memory>,
     /// What it waits for, if its turn has ended for that.
     wait: Wait,
     /// Whether the guest was started with a store, and so has this wherever it goes.
@@ -46,12 +46,7 @@ impl Pages {
     }
 
     /// Becomes those of a vCPU that comes from elsewhere. On an error nothing has changed.
-    pub(super) fn restore(
-        &mut self,
-        mode: Mode,
-        memory: &GuestMemory<EnginePlatform>,
-        snapshot: &Snapshot,
-    ) -> Result<(), Refused> {
+    pub(super) fn restore(&mut self, mode: Mode, memory: &Memory, snapshot: &Snapshot) -> Result<(), Refused> {
         self.faults = VcpuFaults::restore(mode, memory, snapshot)?;
         Ok(())
     }
@@ -187,7 +182,7 @@ impl Around<'_> {
 }
 
 impl Host for Around<'_> {
-    type Memory = GuestMemory<EnginePlatform>;
+    type Memory = Memory;
 
     fn memory(&self) -> &Self::Memory {
         self.vm.memory()

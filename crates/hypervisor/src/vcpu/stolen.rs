@@ -15,10 +15,9 @@ use core::num::NonZeroU64;
 use twofold_abi::pv_time::structure;
 use twofold_abi::virt::STOLEN_TIME_BASE;
 use twofold_devices::{StateError, StolenTime};
-use twofold_memory::GuestMemory;
 use twofold_vmm::scheduler::EntityId;
 
-use crate::experiment::EnginePlatform;
+use crate::granule::Memory;
 use crate::guest_ram::Ram;
 use crate::{read_sysreg, schedule};
 
@@ -44,14 +43,14 @@ impl Stolen {
 
     /// T1a. `offset` is how far the guest's counters are behind the machine's.
     #[inline(always)]
-    pub(super) fn turn_begins(&mut self, memory: &GuestMemory<EnginePlatform>, offset: u64) {
+    pub(super) fn turn_begins(&mut self, memory: &Memory, offset: u64) {
         if self.is_asked {
             self.write(memory, offset);
         }
     }
 
     #[inline(never)]
-    fn write(&mut self, memory: &GuestMemory<EnginePlatform>, offset: u64) {
+    fn write(&mut self, memory: &Memory, offset: u64) {
         let Some(model) = &mut self.model else { return };
         let count = schedule::stolen(self.entity);
         if offset != self.offset {
@@ -67,7 +66,7 @@ impl Stolen {
     }
 
     /// The guest asks for the structure of this vCPU, which makes the call. Returns its address. `offset` as above.
-    pub(super) fn ask(&mut self, memory: &GuestMemory<EnginePlatform>, offset: u64) -> Option<u64> {
+    pub(super) fn ask(&mut self, memory: &Memory, offset: u64) -> Option<u64> {
         self.offset = offset;
         let model = self.model.as_mut()?;
         let area = model.ask(schedule::stolen(self.entity), &Ram::new(memory));

@@ -17,10 +17,9 @@
 //! that a step needs are in memory at one time, unless they are more than the guest's limit leaves room for. The
 //! machine's devices have buffers of their own ([`host`](super::host)): they never reach a guest's page.
 
-use twofold_memory::GuestMemory;
 use twofold_memory::swap::Waiter;
 
-use crate::experiment::EnginePlatform;
+use crate::granule::Memory;
 use crate::guest_ram::{ABSENT_MAX, Absent};
 
 /// The waiters of a device.
@@ -48,7 +47,7 @@ impl Waits {
     }
 
     /// P2.
-    pub(super) fn ask(&mut self, memory: &GuestMemory<EnginePlatform>, met: &Absent) {
+    pub(super) fn ask(&mut self, memory: &Memory, met: &Absent) {
         self.count += met.len() as u64;
         for (page, number) in met.iter().zip(self.first..) {
             // A guest without a store has no absent page.
@@ -57,7 +56,7 @@ impl Waits {
     }
 
     /// Nothing is waited for.
-    pub(super) fn forget(&self, memory: &GuestMemory<EnginePlatform>) {
+    pub(super) fn forget(&self, memory: &Memory) {
         (self.first..).take(ABSENT_MAX).for_each(|number| memory.forget(Waiter::Other(number)));
     }
 }

@@ -65,7 +65,6 @@ use spin::Mutex;
 use twofold_abi::virt;
 use twofold_devices::virtio::{Console, Next, Rng};
 use twofold_devices::{InterruptLine, Width};
-use twofold_memory::GuestMemory;
 use twofold_memory::async_fault::Arrival;
 use twofold_vmm::scheduler::EntityId;
 
@@ -75,7 +74,7 @@ use self::balloon::Balloon;
 use self::card::Card;
 use self::disk::Disk;
 use self::host::Waker;
-use crate::experiment::EnginePlatform;
+use crate::granule::Memory;
 use crate::guest_ram::Ram;
 use crate::mmio::Operation;
 use crate::schedule;
@@ -275,7 +274,7 @@ impl VirtioDevices {
     }
 
     /// All devices are as after a reset. No vCPU has a turn, and neither has the task.
-    pub(crate) fn reset(&self, gic: &crate::gic::guest::GuestGic, memory: &GuestMemory<EnginePlatform>) {
+    pub(crate) fn reset(&self, gic: &crate::gic::guest::GuestGic, memory: &Memory) {
         for (number, slot) in self.slots.iter().enumerate() {
             let mut device = slot.device.lock();
             let mut line = false;

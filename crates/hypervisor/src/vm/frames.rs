@@ -14,6 +14,7 @@ use twofold_stage2::{Ipa, Pa};
 use twofold_vmm::life::{NotNow, State};
 
 use super::Vm;
+use crate::granule;
 
 /// Why it is not known where a page is.
 #[derive(Debug, Error)]
@@ -61,7 +62,8 @@ impl Vm {
     fn frame_word(&self, page: Ipa) -> Result<u64, FramesError> {
         let found = match self.memory.frame_of(page) {
             Err(twofold_memory::Error::Absent { .. }) => return Ok(frame::ABSENT),
-            found => found?,
+            // A page of the guest's tables may have several of the protocol's.
+            found => found?.map(|frame| frame + (page - page.align_down(granule::PAGE))),
         };
         let mapped = self.memory.stage2().look_up(page).map(|leaf| leaf.descriptor.address() + (page - leaf.ipa));
         match mapped {

@@ -20,6 +20,7 @@ use zerocopy::IntoBytes;
 
 use super::Vm;
 use crate::experiment::EnginePlatform;
+use crate::granule::GuestGranule;
 use crate::swap::Why;
 
 /// Why a page is not read or written.
@@ -61,13 +62,13 @@ pub(crate) enum PageError {
 /// A page that is being read in the guest's store.
 pub(crate) struct Reading {
     vm: &'static Vm,
-    peek: Peek<'static, EnginePlatform>,
+    peek: Peek<'static, EnginePlatform, GuestGranule>,
 }
 
 /// A page that is to be written when there is room for it.
 pub(crate) struct Writing {
     vm: &'static Vm,
-    poke: Poke<'static, EnginePlatform>,
+    poke: Poke<'static, EnginePlatform, GuestGranule>,
 }
 
 /// What has become of a page.

@@ -19,6 +19,7 @@
 use core::ops::Range;
 
 use spin::Mutex;
+use twofold_abi::channel::PAGE_SIZE;
 use twofold_abi::virt;
 use twofold_memory::dirty::{DirtyLog, LogError, LogOptions, Tracker};
 use twofold_stage2::Ipa;
@@ -26,6 +27,7 @@ use twofold_vmm::life::NotNow;
 
 use super::Vm;
 use crate::experiment::EnginePlatform;
+use crate::granule::{GuestGranule, PAGE};
 
 /// What a sweep does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +89,8 @@ impl Unswept {
     }
 }
 
+/// Pages of 4 KiB, in which all answers are, in a page of the guest's tables.
+const FRAMES: u64 = PAGE / PAGE_SIZE as u64;
 /// Pages of a piece that looks at each page: two huge pages, whose pages may all be written or split.
 const PIECE: u64 = 2 * 512;
 /// Pages of a piece that changes each leaf: a table, whose leaves may all have been accessed.
@@ -134,7 +138,7 @@ impl Vm {
                 0
             }
             Sweep::Collect => {
-                let found = log.collect(pages)?;
+                let found = log.collect(pages)? * FRAMES;
                 log_use.collected += found;
                 found
             }
@@ -170,7 +174,7 @@ impl Vm {
         let _piece = self.sweeps.0.lock();
         let log = self.ram_log().ok()?;
         let (pages, next) = piece(page, TABLES_PIECE, log.pages());
-        let at = |page: u64| Ipa::new(virt::RAM_BASE + page * 4096);
+        let at = |page: u64| Ipa::new(virt::RAM_BASE + page * PAGE);
         let leaves = self.memory.stage2().count_leaves(at(pages.start)..at(pages.end)).ok()?;
         Some((leaves, next))
     }
@@ -191,7 +195,7 @@ impl Vm {
         let _piece = self.sweeps.0.lock();
         let log = self.ram_log().ok()?;
         let (pages, next) = piece(page, ACCESSES_PIECE, log.pages());
-        let at = |page: u64| Ipa::new(virt::RAM_BASE + page * 4096);
+        let at = |page: u64| Ipa::new(virt::RAM_BASE + page * PAGE);
         let accessed = self.memory.count_accessed(at(pages.start)..at(pages.end)).ok()?;
         if next.is_none() {
             self.memory.stage2().invalidate_all();
@@ -212,7 +216,7 @@ impl Vm {
     }
 
     /// P2. The log of RAM, if the guest runs or is stopped.
-    fn ram_log(&self) -> Result<DirtyLog<'_, EnginePlatform>, Unswept> {
+    fn ram_log(&self) -> Result<DirtyLog<'_, EnginePlatform, GuestGranule>, Unswept> {
         self.look()?;
         Ok(self.memory.dirty_log(self.ram)?)
     }

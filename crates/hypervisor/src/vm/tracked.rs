@@ -13,8 +13,8 @@
 
 use alloc::vec::Vec;
 
-use twofold_abi::channel::Track;
 use twofold_abi::channel::wire::WrittenWord;
+use twofold_abi::channel::{PAGE_SIZE, Track};
 use twofold_abi::virt::memslot;
 use twofold_memory::SlotId;
 use twofold_memory::dirty::{DirtyLog, DirtyPages, LogError, LogOptions, Tracker};
@@ -24,6 +24,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::Vm;
 use super::sweep::Unswept;
 use crate::experiment::EnginePlatform;
+use crate::granule::{GuestGranule, PAGE};
 
 /// Why a call did nothing.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +38,9 @@ pub(crate) enum Untracked {
     /// The CPU keeps no records that this tracker needs.
     #[error("this CPU keeps no dirty state, which the tracker {0} needs")]
     DirtyState(&'static str),
+    /// The log counts other pages than the protocol.
+    #[error("this image's tables have pages of {0} bytes, and the protocol tracks pages of 4096")]
+    PageSize(u64),
     /// The guest has no such memslot.
     #[error("the guest has no memslot {0}")]
     Memslot(u8),
@@ -51,6 +55,9 @@ impl Vm {
         let tracker = *Tracker::ALL.get(usize::from(track.tracker)).ok_or(Untracked::Tracker(track.tracker))?;
         if tracker.needs_dirty_state() && !self.memory.stage2().features().hardware_dirty_state {
             return Err(Untracked::DirtyState(tracker.name()));
+        }
+        if PAGE != PAGE_SIZE as u64 {
+            return Err(Untracked::PageSize(PAGE));
         }
         let options = LogOptions::new(tracker);
         let options = LogOptions { all_dirty: options.all_dirty && track.all, ..options };
@@ -120,7 +127,7 @@ impl Vm {
     fn with_log(
         &self,
         memslot: u8,
-        act: impl FnOnce(DirtyLog<'_, EnginePlatform>) -> Result<(), LogError>,
+        act: impl FnOnce(DirtyLog<'_, EnginePlatform, GuestGranule>) -> Result<(), LogError>,
     ) -> Result<(), Untracked> {
         let (_, slot) = self.memslots().find(|(number, _)| *number == memslot).ok_or(Untracked::Memslot(memslot))?;
         Ok(self.sweeps.piece(|| -> Result<(), Unswept> {

@@ -9,6 +9,7 @@ mod counts;
 mod debian;
 mod endings;
 mod experiments;
+mod granules;
 mod guests;
 mod kernels;
 mod oracle;
@@ -57,6 +58,14 @@ type Test = fn(&Suite) -> anyhow::Result<()>;
 const TESTS: &[(&str, Depth, Test)] = &[
     ("boot_with_4k_pages", Depth::Quick, |suite| suite.boots(&["--pages", "4k"])),
     ("boot_with_blocks", Depth::Full, |suite| suite.boots(&["--pages", "blocks"])),
+    ("boot_with_16k_pages_of_stage_2", Depth::Full, |suite| {
+        granules::boots(suite, "16k", "mapped: 64G blocks, 32M blocks, 16K pages")
+    }),
+    ("boot_with_64k_pages_of_stage_2", Depth::Full, |suite| {
+        granules::boots(suite, "64k", "mapped: 4T blocks, 512M blocks, 64K pages")
+    }),
+    ("boot_on_each_cpu", Depth::Full, granules::on_each_cpu),
+    ("bad_granules", Depth::Full, granules::refused),
     ("boot_with_two_cpus", Depth::Full, |suite| suite.boots(&["--cpus", "2"])),
     ("boot_with_2_gib", Depth::Full, |suite| suite.boots(&["--memory", "2G"])),
     ("budget_with_4k_pages", Depth::Quick, |suite| counts::budget(suite.small()?, 17_500_000)),
