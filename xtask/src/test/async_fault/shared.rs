@@ -21,7 +21,7 @@ use super::super::vm::machines::{Clock, Machines};
 const SHARE: u64 = 14 << 20;
 const PAGE: u64 = 4096;
 /// For how long each works, in milliseconds.
-const TIME: u64 = 1500;
+const TIME: u64 = 800;
 /// How much more the busy guest does at least than without sharing.
 const GAIN: u64 = 2;
 
