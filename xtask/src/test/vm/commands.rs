@@ -9,9 +9,10 @@ use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, ensure};
 use twofold_abi::bundle::flags;
-use twofold_abi::channel::{Command, GuestState, Reason};
+use twofold_abi::channel::{Command, GuestState, Reason, Track};
 use twofold_launch::session::{Answer, Session};
 use twofold_launch::{Driver, GuestSettings};
+use twofold_workspace::boot::Image;
 use twofold_workspace::output;
 
 use super::machines::{Clock, Machines, figure};
@@ -247,6 +248,36 @@ const SECONDS: u64 = 5;
 
 fn microseconds(ticks: u64) -> u64 {
     ticks * 2 / (2 * FREQUENCY / 1_000_000)
+}
+
+/// A guest whose stage 2 has pages of 64 KiB has a dirty log, whose answers are in pages of 4 KiB, and begins
+/// anew. No blocks are made of its RAM. The launcher cannot follow its writes: that is refused by name.
+pub fn larger_pages(machines: &Machines) -> anyhow::Result<()> {
+    const PAGE: u64 = 64 << 10;
+    let guests = vec![machines.bare("one", 1, &format!("pace={STEP}"))];
+    let (outcome, ()) = machines.driven_by(Image::Kib64, guests, |driver| {
+        let mut one = Commanded::begin(driver, 0, "")?;
+        one.paces(2)?;
+        let figures = one.statistics()?;
+        let (pages, blocks) = (figures.value("leaves.pages_64k")?, figures.value("leaves.blocks_512m")?);
+        ensure!((1..=(64 << 20) / PAGE).contains(&pages) && blocks == 0, "{pages} pages and {blocks} blocks");
+        let track = Command::Track(Track { tracker: 1, all: true });
+        let refusal = one.ask(track)?.refusal.context("the writes are followed")?;
+        ensure!(refusal.text.contains("65536") && refusal.text.contains("4096"), "{}", refusal.text);
+        one.ask(Command::DirtyStart)?.accepted()?;
+        one.paces(2)?;
+        let dirty = one.ask(Command::Dirty)?.accepted()?.value("dirty.found")?;
+        ensure!(dirty > 0 && dirty.is_multiple_of(PAGE / 4096), "{dirty} pages of 4 KiB are dirty");
+        one.ask(Command::DirtyStop)?.accepted()?;
+        let made = one.ask(Command::Coalesce)?.accepted()?.value("coalesce.blocks")?;
+        ensure!(made == 0, "{made} blocks of RAM are made");
+        one.reset()?;
+        one.paces(2)?;
+        one.session.ask(None, Command::Quit)?.accepted()?;
+        Ok(())
+    })?;
+    ensure!(outcome.control.end.as_deref() == Some("quit"), "{:?}", outcome.control.end);
+    Ok(())
 }
 
 /// A guest under command, and what it writes.

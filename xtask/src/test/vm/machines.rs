@@ -150,6 +150,17 @@ impl Machines {
         Self::plan(guests, clock, false).run_driven(&self.workspace, &self.qemu, drive)
     }
 
+    /// The same, by this build of the hypervisor.
+    pub fn driven_by<T: Send>(
+        &self,
+        image: Image<'static>,
+        guests: Vec<GuestSettings>,
+        drive: impl FnOnce(Driver) -> anyhow::Result<T> + Send,
+    ) -> anyhow::Result<(Outcome, T)> {
+        build::images(&self.workspace, &[image.program()])?;
+        Boot { image, ..Self::plan(guests, Clock::Real, false) }.run_driven(&self.workspace, &self.qemu, drive)
+    }
+
     fn boot(&self, guests: Vec<GuestSettings>, clock: Clock, checked: bool) -> anyhow::Result<Outcome> {
         Self::plan(guests, clock, checked).run(&self.workspace, &self.qemu)
     }

@@ -125,6 +125,7 @@ const TESTS: &[Test] = &[
     ("commands_to_a_guest_in_wfi", Depth::Full, |machines| commands::commands(machines, "interrupt")),
     ("commands_to_a_guest_in_cpu_suspend", Depth::Full, |machines| commands::commands(machines, "suspend")),
     ("commands_to_the_memory_of_a_guest", Depth::Quick, commands::memory),
+    ("commands_to_a_guest_with_larger_pages", Depth::Full, commands::larger_pages),
     ("a_stopped_guest_has_wall_time", Depth::Quick, commands::wall_time),
     ("saved::a_watcher_moves", Depth::Quick, |machines| saved::watcher(machines, 3, 2)),
     ("saved::a_watcher_moves_20_times", Depth::Full, |machines| saved::watcher(machines, 3, 20)),
