@@ -115,7 +115,7 @@ unsafe impl Platform for Printing {
     }
 }
 
-fn main() -> Result<(), Error> {
+pub(crate) fn main() -> Result<(), Error> {
     // On a CPU: `Features::from_registers(&ids)`.
     let features = Features::NONE.with_forced_write_back(true).with_instruction_cache_coherent(true);
     // SAFETY: the platform's memory belongs to no other object, and is donated once.

@@ -37,6 +37,24 @@ macro_rules! address {
                 Self(self.0 & !(size - 1))
             }
 
+            /// The address rounded up to a multiple of `size`, a power of two; `None` if that does not fit in 64 bits.
+            pub const fn align_up(self, size: u64) -> Option<Self> {
+                match self.0.checked_next_multiple_of(size) {
+                    Some(raw) => Some(Self(raw)),
+                    None => None,
+                }
+            }
+
+            /// How far the address is from the multiple of `size`, a power of two, below it.
+            pub const fn offset_in(self, size: u64) -> u64 {
+                self.0 & (size - 1)
+            }
+
+            /// The `size` bytes from here on. The range ends at the last address if they do not fit in 64 bits.
+            pub const fn range(self, size: u64) -> Range<Self> {
+                self..Self(self.0.saturating_add(size))
+            }
+
             /// The address plus `bytes`; `None` if that does not fit in 64 bits.
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) {
@@ -51,6 +69,14 @@ macro_rules! address {
 
             fn add(self, bytes: u64) -> Self {
                 Self(self.0 + bytes)
+            }
+        }
+
+        impl Sub<u64> for $name {
+            type Output = Self;
+
+            fn sub(self, bytes: u64) -> Self {
+                Self(self.0 - bytes)
             }
         }
 
@@ -97,5 +123,27 @@ impl Vmid {
     /// The value.
     pub const fn raw(self) -> u16 {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_rounded_and_moved() {
+        let ipa = Ipa::new(0x4012_3456);
+        assert_eq!(ipa.align_down(0x1000) + ipa.offset_in(0x1000), ipa);
+        assert_eq!(ipa.align_up(0x1000), Some(Ipa::new(0x4012_4000)));
+        assert_eq!(ipa.align_down(0x1000).align_up(0x1000), Some(Ipa::new(0x4012_3000)));
+        assert_eq!(Ipa::new(u64::MAX).align_up(0x1000), None);
+        let moved = ipa + 0x10;
+        assert_eq!((moved - ipa, moved - 0x10), (0x10, ipa));
+    }
+
+    #[test]
+    fn a_range_ends_with_the_address_space() {
+        assert_eq!(Ipa::new(0x1000).range(0x2000), Ipa::new(0x1000)..Ipa::new(0x3000));
+        assert_eq!(Pa::new(u64::MAX - 1).range(0x1000), Pa::new(u64::MAX - 1)..Pa::new(u64::MAX));
     }
 }

@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 
 use crate::lines::each_line;
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use crate::{MetadataMap, Pa, TableMetadata};
+use crate::{Features, IdRegisters, MetadataMap, Pa, TableMetadata};
 
 /// Where frames are mapped.
 ///
@@ -70,6 +70,38 @@ impl<M: FrameMap> Arm64<M> {
     pub const fn new(frames: M) -> Self {
         Self { frames }
     }
+}
+
+/// Reads a system register whose reading has no effect.
+macro_rules! read {
+    ($register:literal) => {{
+        let value: u64;
+        // SAFETY: reading this register at EL2 has no effect.
+        unsafe { asm!(concat!("mrs {}, ", $register), out(reg) value, options(nomem, nostack, preserves_flags)) };
+        value
+    }};
+}
+
+/// The ID registers of this CPU.
+pub fn id_registers() -> IdRegisters {
+    IdRegisters {
+        id_aa64mmfr0: read!("id_aa64mmfr0_el1"),
+        id_aa64mmfr1: read!("id_aa64mmfr1_el1"),
+        id_aa64mmfr2: read!("id_aa64mmfr2_el1"),
+        id_aa64isar0: read!("id_aa64isar0_el1"),
+        ctr: read!("ctr_el0"),
+        dczid: read!("dczid_el0"),
+    }
+}
+
+/// The features of this CPU. Tables that several CPUs use take what all of them [have in common](Features::common).
+///
+/// While stage 1 of EL2 is off (`SCTLR_EL2.M`), all its memory is Device memory, where `DC ZVA` faults. So then the features
+/// have no [`zero_block`](Features::zero_block).
+pub fn features() -> Features {
+    let features = Features::from_registers(&id_registers());
+    let stage1_is_on = read!("sctlr_el2") & 1 == 1;
+    features.with_zero_block(if stage1_is_on { features.zero_block } else { 0 })
 }
 
 /// One instruction, with an operand in a register or with none.

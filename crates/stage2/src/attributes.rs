@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The attributes of a leaf, as types that cannot hold a reserved encoding.
 
+use core::fmt;
+
 use crate::granule::Format;
 use crate::{Error, Features, Granule};
 
@@ -146,6 +148,20 @@ impl Access {
             return Err(Error::ExecuteNeedsXnx);
         }
         Ok(())
+    }
+}
+
+/// `rwx`, with `-` for what is not allowed. `u` and `k` stand for execution at EL0 and at EL1 alone.
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let execute = match self.execute {
+            Execute::ALWAYS => "x",
+            Execute::EL0 => "u",
+            Execute::EL1 => "k",
+            Execute::NEVER => "-",
+        };
+        let (read, write) = (if self.read { "r" } else { "-" }, if self.write { "w" } else { "-" });
+        write!(f, "{read}{write}{execute}")
     }
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A leaf, with where it is.
 
-use crate::{Descriptor, Granule, Ipa, Kib4, Level};
+use core::fmt;
+
+use crate::{Descriptor, Granule, Ipa, IpaRange, Kib4, Level, Pa};
 
 /// A leaf of the tables: a page or a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,4 +14,39 @@ pub struct Leaf<G: Granule = Kib4> {
     pub level: Level,
     /// The entry's value.
     pub descriptor: Descriptor<G>,
+}
+
+impl<G: Granule> Leaf<G> {
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        G::default().span(self.level)
+    }
+
+    /// The addresses that it maps.
+    pub fn range(&self) -> IpaRange {
+        self.ipa.range(self.size())
+    }
+
+    /// Its first output address.
+    pub const fn pa(&self) -> Pa {
+        self.descriptor.address()
+    }
+
+    /// The output address of `ipa`; `None` if the leaf does not map it.
+    pub fn translate(&self, ipa: Ipa) -> Option<Pa> {
+        self.range().contains(&ipa).then(|| self.pa() + (ipa - self.ipa))
+    }
+}
+
+/// For example `0x40000000..0x40200000 -> 0x80000000 rw- accessed`.
+impl<G: Granule> fmt::Display for Leaf<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let IpaRange { start, end } = self.range();
+        write!(f, "{start}..{end} -> {} {}", self.pa(), self.descriptor.access())?;
+        let flags = [
+            (self.descriptor.is_accessed(), " accessed"),
+            (self.descriptor.is_hardware_tracked(), " hardware-tracked"),
+        ];
+        flags.iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, name)| f.write_str(name))
+    }
 }

@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Stage-2 translation tables for arm64: what a hypervisor maps its guests' memory with.
-//!
-//! `no_std`, no allocator, no knowledge of virtual machines. The embedder supplies a [`Platform`] (the architecture's
-//! instructions, and a pointer to each frame), memory ([`Donated`]) and a source of table pages ([`TableSource`]). On a CPU
-//! the platform is [`arm64::Arm64`]. [`Stage2`] does the rest: which entries to
-//! write, in which order, with which TLB invalidations, barriers and cache operations between them.
+#![doc = include_str!("../README.md")]
 //!
 //! # Example
 //!
@@ -52,75 +47,8 @@
 //!
 //! # Locking
 //!
-//! Faults on different tables never wait for each other, and maintenance runs beside them.
-//!
-//! **Data.** Each table has a [`TableMetadata`] beside its frame. One word of it is the table's lock, and counts of its valid
-//! entries, tables, writable leaves, hardware-tracked leaves (DBM) and busy entries. The tree has a *sequence count* of the
-//! tables that were ever unlinked from it; the same word counts withdrawals.
-//!
-//! **Writers.** Software changes an entry of a linked table only under that table's lock. Hardware changes entries without a
-//! lock: it sets access flags, and the dirty state of leaves with DBM. So a leaf with DBM is changed by a read-modify-write.
-//! Any other entry is changed by a store, which may lose an access flag that hardware sets in the same moment.
-//!
-//! **Lockless walk** (module `lockless_walk`):
-//!
-//! * W1: read the sequence count.
-//! * W2: load an entry with acquire.
-//! * W3: before following or using the entry, read the sequence count again. If it changed, go back to W1.
-//! * W4: to change the entry, lock its table, then read the sequence count again. If it changed, unlock and go back to W1.
-//!
-//! After W4 the table is linked, and it stays linked until it is unlocked: unlinking takes the same lock (U1) and counts
-//! (U3) before it releases it. The walk writes nothing and registers nowhere, so there is no grace period: a table page is
-//! free as soon as its flush is complete. In return the embedder keeps donated frames mapped for the engine ([`Platform`]), since
-//! a late walk may still read a frame that is no table any more.
-//!
-//! **Busy entries.** A lock is held for one change, or for one pass over the entries of one table. It is never held while a
-//! TLB is flushed, a block's lines are cleaned, a callback runs, or a page is taken from a [`TableSource`]. An operation
-//! that takes longer makes the entry *busy*: invalid for hardware, and reserved for the operation. A CPU that finds a
-//! busy entry retries. A table with a busy entry is not unlinked.
-//!
-//! On a CPU with FEAT_BBM level 2 that raises no conflict abort, a block and a table replace each other without a break
-//! (module `resize`). A split then makes no entry busy, and flushes nothing. A coalesce of a full table of pages keeps the
-//! parent locked during its flush, the one exception to the rule above.
-//!
-//! **Unlinking a table:**
-//!
-//! * U1: lock the parent, then the table. If an entry of the table is busy, unlock both and retry.
-//! * U2: break the parent's entry.
-//! * U3: increment the sequence count, with release.
-//! * U4: take and release the lock of each table below, so that every CPU that was inside one has left.
-//! * U5: unlock. No walk can enter from here on (W4).
-//! * U6: flush. When the flush is complete, hardware cannot reach the tables either, and their leaves are final.
-//!
-//! A coalesce locks the tables below (U4) before the break (U2), and unlocks all (U5) after it has made the block. So only
-//! the flush lies between break and make.
-//!
-//! **Lock order.** A table, then a table below it. Three operations hold more than one lock: unlinking, its step U4, and the
-//! coalesce, which holds the siblings below the table that it unlinks (module `tables_below`). The owner of a busy entry needs only
-//! that entry's table lock to make it, so waiting for it under a lock further up cannot deadlock. It holds no other lock, except
-//! those of the tables that it has unlinked by this entry. A CPU that waits for one of those holds none: to wait with the lock of
-//! a table above, it would have to find the way through the busy entry.
-//!
-//! **Between a change and its flush.** [`Pending`] holds no lock. An unmapped entry is marked *stale*: invalid for hardware,
-//! and any CPU that maps there invalidates first, so that break-before-make holds whichever CPU completes it. Permission
-//! downgrades whose flush is pending are counted. An operation that completes beside others flushes its whole range, since it
-//! may have found an access gone whose flush is still to come.
-//!
-//! **Lost races.** A fault that finds its entry changed retries, and returns [`Mapped::Already`] or [`Relaxed::Already`]. A
-//! maintenance pass waits for a busy entry, since the new entry may need the change too. A pass skips a table only where the
-//! table's counts say that it has nothing to do there, and the table was linked when they were read.
-//!
-//! **Withdrawn memory** (module `withdraw`). Lent memory may leave while other CPUs hold grants of it:
-//!
-//! * M1: a grant of lent memory samples the count of withdrawals, which shares a word with the sequence count.
-//! * M2 to M5: the mapper locks the table, checks the count, writes the entry, and unlocks.
-//! * T1, T2: the withdrawing CPU takes the lent run by value, and counts.
-//! * T3 to T5: it locks the deepest table of each part of the range, even where the entry is empty, breaks what is there, and
-//!   unlocks.
-//! * T6, T7: it flushes, and returns the run.
-//!
-//! A mapper that gets the lock first has its leaf broken. A mapper that gets it later finds the count changed, and returns
-//! [`Error::Withdrawn`].
+//! Walks take no lock, an entry is changed under its table's lock, and no lock is held during a flush or a callback. Page
+//! [`pages::locking`] has the protocol, whose steps (W1 to W4, U1 to U6, M1 to M5, T1 to T7) the modules refer to.
 //!
 //! # What may be mapped
 //!
@@ -180,8 +108,11 @@
 //!
 //! # Not yet
 //!
-//! The contiguous hint, and changes of size without a break (FEAT_BBM).
+//! The contiguous hint.
 #![cfg_attr(not(test), no_std)]
+
+#[cfg(feature = "hosted")]
+extern crate std;
 
 #[cfg(any(doc, all(target_arch = "aarch64", not(miri))))]
 pub mod arm64;
@@ -189,6 +120,9 @@ pub mod arm64;
 pub mod baselines;
 
 pub mod fault;
+#[cfg(all(feature = "hosted", not(loom)))]
+pub mod hosted;
+pub mod pages;
 pub mod platform;
 pub mod tlb;
 pub mod walk;
@@ -218,6 +152,7 @@ mod instructions;
 #[cfg(any(feature = "checked", loom, mutants))]
 mod instrumented;
 mod leaf;
+mod leaf_iterator;
 mod leaves;
 mod level;
 mod lines;
@@ -262,6 +197,7 @@ pub use granule::{Granule, Kib4, Kib4Lpa2, Kib16, Kib16Lpa2, Kib64};
 #[cfg(feature = "checked")]
 pub use instrumented::audit::Miscounted;
 pub use leaf::Leaf;
+pub use leaf_iterator::Leaves;
 pub use level::{Level, Levels};
 pub use lock::{Lock, LockGuard};
 pub use map::Mapped;

@@ -7,7 +7,7 @@
 //!
 //! # Steps
 //!
-//! The crate's documentation (*Locking*) has the whole protocol. The walk, and where each step is here:
+//! Page [`locking`](crate::pages::locking) has the whole protocol. The walk, and where each step is here:
 //!
 //! * **W1**: read the sequence count, with acquire (`SequenceCount::now`). A map by a grant of lent memory starts with the
 //!   grant's sample, which is older, and serves as well (module `withdraw`).

@@ -3,7 +3,7 @@
 
 use crate::lockless_walk::EntryLocation;
 use crate::platform::Platform;
-use crate::{Granule, Ipa, Leaf, Level, Stage2};
+use crate::{Granule, Ipa, IpaRange, Leaf, Level, Stage2};
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
     /// The leaf that maps `ipa`, if any. It may have changed when this returns.
@@ -23,6 +23,25 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
         let location = self.lockless_walk(ipa, level);
         usize::from(level.raw().saturating_sub(location.level.raw()))
+    }
+
+    /// The addresses of the entry that `ipa` leads to, and the leaf there, if any. `ipa` is inside the IPA space.
+    pub(crate) fn look_at(&self, ipa: Ipa) -> (IpaRange, Option<Leaf<G>>) {
+        loop {
+            let location = self.lockless_walk_out_of_line(ipa, Level::L3);
+            if !self.is_still_linked(&location) {
+                continue;
+            }
+            let (entry, level, span) = (location.entry, location.level, self.geometry().granule().span(location.level));
+            let range = ipa.align_down(span).range(span);
+            if entry.is_valid() {
+                return (range.clone(), Some(Leaf { ipa: range.start, level, descriptor: entry }));
+            }
+            if entry.is_vacant() {
+                return (range, None);
+            }
+            self.platform().pause(1);
+        }
     }
 
     /// The leaf that maps `ipa`, and the location of its entry. Waits while the entry is busy.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The translation tables of one guest.
 //!
-//! Operations take `&self`. CPUs change the tree side by side, by the protocol in the crate's documentation
-//! (*Locking*). Meanwhile hardware walks the tree, and sets access flags and dirty state.
+//! Operations take `&self`. CPUs change the tree side by side, by the protocol in the
+//! crate's documentation (page `locking`). Meanwhile hardware walks the tree, and sets access flags and dirty state.
 
 use crate::cache::NonCacheable;
 use crate::counts::Counts;

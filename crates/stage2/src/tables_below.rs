@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Step U4 of an unlink: every CPU that is inside a table below the unlinked one has to leave before the flush U6.
 //!
-//! The steps are those of the crate's documentation (*Locking*) and of module `lockless_walk`.
+//! The steps are those of page [`locking`](crate::pages::locking) and of module `lockless_walk`.
 //!
 //! **Invariant.** The unlinking CPU locks each table below, either after the count (U3) or from before it until after
 //! it. A CPU that had such a lock earlier has finished its change before U6, which flushes it. A CPU that gets the lock

@@ -9,7 +9,7 @@ use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 
 use twofold_stage2::arm64::{Arm64, FrameMap};
-use twofold_stage2::{Features, IdRegisters, Ipa, Pa, TableMetadata};
+use twofold_stage2::{Ipa, Pa, TableMetadata};
 
 /// The donated memory, which is aligned to the largest block of it.
 pub const MEMORY: u64 = 0x4100_0000;
@@ -69,21 +69,6 @@ macro_rules! read {
         unsafe { asm!(concat!("mrs {}, ", $register), out(reg) value, options(nomem, nostack)) };
         value
     }};
-}
-
-/// The CPU's features.
-pub fn features() -> Features {
-    let features = Features::from_registers(&IdRegisters {
-        id_aa64mmfr0: read!("ID_AA64MMFR0_EL1"),
-        id_aa64mmfr1: read!("ID_AA64MMFR1_EL1"),
-        id_aa64mmfr2: read!("ID_AA64MMFR2_EL1"),
-        id_aa64isar0: read!("ID_AA64ISAR0_EL1"),
-        ctr: read!("CTR_EL0"),
-        dczid: read!("DCZID_EL0"),
-    });
-    // With stage 1 off all memory is Device memory, where DC ZVA faults.
-    let stage1_is_on = read!("SCTLR_EL2") & 1 == 1;
-    features.with_zero_block(if stage1_is_on { features.zero_block } else { 0 })
 }
 
 /// Turns stage 2 on with these tables.

@@ -20,6 +20,7 @@ mod cpu;
 use core::hint::black_box;
 use core::ops::ControlFlow;
 
+use twofold_stage2::arm64;
 use twofold_stage2::{
     Access, Attributes, Donated, Features, Geometry, Ipa, IpaRange, Kib4, Lent, Level, Pa, Pool, Run, Stage2,
     TablePage, TableSource, Unwatched, Vmid,
@@ -146,7 +147,7 @@ fn expect(ipa: Ipa, step: Step, found: Option<Pa>) -> Result<(), Failure> {
 extern "C" fn main() -> ! {
     // SAFETY: this is the first and only call, and nothing else in the program uses this part of RAM (`link.ld`).
     let donated = unsafe { Donated::new(Pa::new(cpu::MEMORY), cpu::SIZE) };
-    match run(donated.into_run(), cpu::features()) {
+    match run(donated.into_run(), arm64::features()) {
         Ok(()) => cpu::exit(0),
         Err(failure) => cpu::exit(failure as u64),
     }

@@ -152,8 +152,8 @@ impl BlockModel {
 
     fn begun(&self, tag: Tag) -> Result<(&Slot, Operation), DataError> {
         let slot = self.slots.get(usize::from(tag.slot)).filter(|slot| slot.serial == tag.serial);
-        match slot {
-            Some(slot) if let Phase::Begun(operation) = slot.phase => Ok((slot, operation)),
+        match slot.map(|slot| (slot, slot.phase)) {
+            Some((slot, Phase::Begun(operation))) => Ok((slot, operation)),
             _ => Err(DataError::Stale),
         }
     }
