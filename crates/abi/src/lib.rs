@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layouts and numbers shared by the hypervisor, its guests and the launcher.
+#![doc = include_str!("../README.md")]
 //!
 //! This crate holds what two sides must agree on. It has no logic and depends on no other crate of the workspace.
 //!

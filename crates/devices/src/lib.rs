@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Models of the devices that a guest sees.
+#![doc = include_str!("../README.md")]
 //!
 //! A model is data: it has no thread, no clock and no lock, and touches nothing of the machine that it runs on. Its
 //! embedder passes in what it needs with each call: an access of the guest, the time, the guest's memory

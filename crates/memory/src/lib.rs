@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One guest's memory: memslots, the frames behind them, the fault path, dirty logs, pages that leave to a store, and
-//! asynchronous page faults.
+#![doc = include_str!("../README.md")]
 //!
 //! `no_std` and no unsafe code, but the crate needs an allocator (`alloc`): for the list of memslots, for what it keeps
 //! of each range of frames, for 128 MiB of a slot at their first touch, and for dirty bitmaps. A fault takes memory

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Live migration and snapshots of a guest: the stream that carries it, the commit by which it changes hands, the drivers of
-//! both sides, and the protocol of post-copy. `docs/migration.md` has the formats and protocols.
+#![doc = include_str!("../README.md")]
 //!
 //! `no_std` and no unsafe code, but the crate needs an allocator (`alloc`). It has no thread and no clock, and knows no
 //! virtual machine and no link: state comes as tagged sections, the stream goes over anything with the traits of

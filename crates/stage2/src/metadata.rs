@@ -127,7 +127,13 @@ impl MetadataMap {
         core::iter::once(self.first).chain(self.others.iter().copied())
     }
 
-    /// The metadata of the frame at `pa`.
+    /// The metadata of the frame at `pa`; `None` if no range has it.
+    #[inline]
+    pub fn get(&self, pa: Pa) -> Option<&'static TableMetadata> {
+        self.first.of(pa).or_else(|| self.others.iter().find_map(|range| range.of(pa)))
+    }
+
+    /// The metadata of the frame at `pa`, for a [`Platform`](crate::Platform), which has to return one.
     ///
     /// # Panics
     ///
@@ -179,6 +185,7 @@ mod tests {
                 for inside in [0, 0xfff] {
                     let pa = range.first + number as u64 * 0x1000 + inside;
                     assert!(core::ptr::eq(map.of(pa), metadata), "{pa}");
+                    assert!(map.get(pa).is_some_and(|got| core::ptr::eq(got, metadata)), "{pa}");
                 }
             }
         }
@@ -189,6 +196,7 @@ mod tests {
         for pa in [0, 0x7fff_f000, 0x8000_2000, 0x8fff_f000, 0x9000_2000] {
             let metadata = std::panic::catch_unwind(|| map().of(Pa::new(pa)));
             assert!(metadata.is_err(), "{pa:#x}");
+            assert!(map().get(Pa::new(pa)).is_none(), "{pa:#x}");
         }
         assert!(std::panic::catch_unwind(|| MetadataMap::NONE.of(Pa::new(0))).is_err());
     }

@@ -5,7 +5,7 @@
 #[path = "../examples/embedding.rs"]
 mod embedding;
 
-const GUIDE: &str = include_str!("../../../docs/embedding.md");
+const GUIDE: &str = include_str!("../docs/embedding.md");
 
 /// The most lines of the code that replaces an embedder's own, without blank lines. Its test comes on top.
 const MOST_LINES: usize = 120;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The guest workloads of the experiments. They are the same on the hosted machine, under the hypervisor and under KVM.
+#![doc = include_str!("../README.md")]
 //!
 //! * [`mode`]: guest modes, by the names and numbers of KVM's selftests.
 //! * [`stage1`]: the guests' stage-1 tables.

@@ -96,6 +96,15 @@ pub fn target(name: &str) -> anyhow::Result<()> {
     rustup(&["target", "add", name])
 }
 
+/// Installs a Rust toolchain by its version, without components, if it is missing.
+pub fn toolchain(version: &str) -> anyhow::Result<()> {
+    let there = subprocess::output(Command::new("rustup").args(["run", version, "rustc", "--version"]));
+    if there.is_ok_and(|output| output.status.success()) {
+        return Ok(());
+    }
+    rustup(&["toolchain", "install", version, "--profile", "minimal"])
+}
+
 /// Installs a component of the Rust toolchain, if `cargo PROGRAM` does not run.
 pub fn component(name: &str, program: &str) -> anyhow::Result<()> {
     // The proxies of rustup always exist. A proxy fails if its component is missing.

@@ -11,13 +11,14 @@ use libtest_mimic::{Failed, Trial};
 use twofold_workspace::{Workspace, build, install, subprocess};
 
 use super::cargo::{cargo, machine, step};
-use super::embedded;
 use super::harness::{Depth, Tally, harness, trial};
+use super::{embedded, publish};
 use crate::arguments::TestOptions;
 
 /// Runs the suite.
 pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow::Result<Tally> {
     if !options.list {
+        publish::missing()?;
         install::target(install::TARGET)?;
         install::target(install::ARM64_LINUX)?;
         install::component("rustfmt", "fmt")?;
@@ -38,12 +39,14 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         step("clippy_hypervisor_with_baselines", clippy(workspace, build::MEASURING_HYPERVISOR)),
         step("clippy_guest", clippy(workspace, build::GUEST)),
         step("engine_builds_for_arm64_linux", {
-            let mut check = cargo(workspace, &["check", "--package", "twofold-stage2", "--target"]);
+            // With the guide's program, a part of which is for this architecture alone.
+            let arguments = ["check", "--package", "twofold-stage2", "--lib", "--example", "embedding", "--target"];
+            let mut check = cargo(workspace, &arguments);
             check.arg(install::ARM64_LINUX);
             check
         }),
         step("documentation", {
-            let mut doc = cargo(workspace, &["doc", "--no-deps"]);
+            let mut doc = cargo(workspace, &["doc", "--no-deps", "--features", "twofold-stage2/hosted"]);
             doc.env("RUSTDOCFLAGS", "-D warnings");
             doc
         }),
@@ -51,20 +54,25 @@ pub fn run(workspace: &Workspace, depth: Depth, options: &TestOptions) -> anyhow
         counted("unit_tests", cargo(workspace, &["test", "--no-fail-fast"]), &inner),
     ];
     steps.extend(embedded::trials(workspace));
+    steps.extend(EXAMPLES.map(|name| {
+        let arguments = ["run", "--quiet", "--package", "twofold-stage2", "--example", name];
+        step(&format!("example_{name}"), cargo(workspace, &arguments))
+    }));
+    steps.extend(publish::trials(workspace, depth));
     if depth == Depth::Full {
         steps.push(step("clippy_hypervisor_with_64k_pages", clippy(workspace, build::HYPERVISOR_64K)));
         let mut thorough = cargo(workspace, &["test", "--release", "--no-fail-fast"]);
         thorough.env("PROPTEST_CASES", "4096");
         steps.push(counted("property_tests_with_4096_cases", thorough, &inner));
-        if subprocess::find("cargo-deny").is_some() {
-            steps.push(step("licences_and_advisories", cargo(workspace, &["deny", "check"])));
-        }
     }
     // One at a time: each step uses all CPUs, and all steps share Cargo's lock.
     let mut tally = harness(steps, 1, options)?;
     tally.add(*inner.lock().map_err(|_| anyhow::anyhow!("a test panicked")).context("counting tests")?);
     Ok(tally)
 }
+
+/// The crate's examples, each of which checks its own results.
+const EXAMPLES: [&str; 5] = ["dirty_track", "embedding", "map_and_translate", "minimal", "own_platform"];
 
 fn clippy(workspace: &Workspace, program: build::Program) -> Command {
     let mut clippy = build::cargo(workspace, "clippy", program);

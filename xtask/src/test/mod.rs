@@ -18,6 +18,7 @@ mod kvm;
 mod linux;
 mod migration;
 mod proof;
+mod publish;
 mod replay;
 mod slowest;
 mod tap;
