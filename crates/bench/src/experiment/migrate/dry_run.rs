@@ -7,8 +7,7 @@ use twofold_migration::plan::{Forecast, Plan as Step};
 use twofold_migration::precopy;
 use twofold_migration::ram::GuestRam;
 
-use super::node::Node;
-use super::owner_record::OwnerRecord;
+use super::node::{Node, record_in};
 use super::plan::Plan;
 use super::process::BENCH;
 use super::settings::{How, PAGE};
@@ -29,7 +28,7 @@ pub fn text(plan: &Plan) -> anyhow::Result<String> {
     let settings = &plan.settings;
     let mut node = Node::new(settings.clone(), BENCH)?;
     node.boot()?;
-    let (guest, record) = (node.guest()?, OwnerRecord::new(&settings.directory));
+    let (guest, record) = (node.guest()?, record_in(&settings.directory));
     guest.start();
     guest.entered()?;
     let bandwidth = settings.bandwidth.unwrap_or(ASSUMED);

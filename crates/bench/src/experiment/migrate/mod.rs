@@ -14,7 +14,9 @@
 //! | [`place`] | the machine that a guest is made on, whose memory is a file |
 //! | [`source`], [`serve`] | what a migration asks of the guest that leaves, and of its pages after it has left |
 //! | [`target`], [`judged`], [`arrivals`] | what makes a guest of what comes; pages that come later, and vCPUs that wait for them |
-//! | [`owner_record`], [`link`] | the arbiter and the sockets |
+//! | [`link`] | the sockets |
+//!
+//! The arbiter is the owner record of [`twofold_launch`].
 
 mod arrivals;
 pub mod compare;
@@ -28,7 +30,6 @@ mod measure;
 mod meter;
 mod node;
 mod orders;
-mod owner_record;
 mod pace;
 mod place;
 mod plan;

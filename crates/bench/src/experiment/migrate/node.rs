@@ -8,13 +8,14 @@
 use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use twofold_launch::migrate::record::Record;
 use twofold_memory::dirty::{LogOptions, Tracker};
-use twofold_migration::commit::{Embedder, Event, Owner, Ownership, Side, State};
+use twofold_migration::commit::{Embedder, Event, Owner, Side, State};
 use twofold_migration::postcopy::Incoming;
 use twofold_migration::precopy::{Offered, Precopy};
 use twofold_migration::ram::GuestRam;
@@ -27,7 +28,6 @@ use super::link::{self, Listener, Receiver};
 use super::lists;
 use super::meter::Meter;
 use super::orders::{Move, Received, Sent};
-use super::owner_record::OwnerRecord;
 use super::place::Place;
 use super::serve::serve;
 use super::settings::{How, Settings};
@@ -39,7 +39,7 @@ use crate::experiment::host_clock::{Moment, Threads};
 pub struct Node {
     settings: Settings,
     place: Place,
-    record: OwnerRecord,
+    record: Record,
     side: Side,
     guest: Option<Guest>,
 }
@@ -56,7 +56,7 @@ impl Node {
     ///
     /// Its memory does not fit.
     pub fn new(settings: Settings, host: u64) -> anyhow::Result<Self> {
-        let record = OwnerRecord::new(&settings.directory);
+        let record = record_in(&settings.directory);
         let side = Side::new(Owner { host, incarnation: random() }, State::START);
         Ok(Self { place: Place::new(&settings)?, settings, record, side, guest: None })
     }
@@ -69,8 +69,11 @@ impl Node {
     pub fn boot(&mut self) -> anyhow::Result<()> {
         let made = self.place.make(&self.settings, &self.settings.slots(), None)?;
         self.guest = Some(Guest::boot(&self.settings, made)?);
-        let owned = Ownership { owner: self.side.me(), epoch: 1 };
-        self.record.make(owned)?;
+        // Of a guest before this one, which is gone.
+        if self.record.path().exists() {
+            fs::remove_file(self.record.path())?;
+        }
+        let owned = self.record.open(self.side.me(), GUEST)?;
         self.side = Side::new(self.side.me(), State::Running { owned });
         Ok(())
     }
@@ -240,6 +243,14 @@ fn settle(side: &mut Side, embedder: &mut impl Embedder) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// The owner record of the guest of both processes.
+pub fn record_in(directory: &Path) -> Record {
+    Record::on_one_host(&directory.join("owner"))
+}
+
+/// The guest's name in the record.
+const GUEST: &str = "guest";
 
 /// A number that no other start of this program has, as far as chance goes.
 fn random() -> u64 {

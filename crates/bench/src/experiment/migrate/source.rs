@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use twofold_launch::migrate::record::Record;
 use twofold_memory::dirty::Tracker;
 use twofold_migration::Section;
 use twofold_migration::commit::{Embedder, Ownership, Request};
@@ -12,7 +13,6 @@ use twofold_migration::ram::{PageRead, RamError, SourceRam};
 use twofold_migration::stream::{Name, Slot};
 
 use super::guest::Guest;
-use super::owner_record::OwnerRecord;
 use crate::experiment::host_clock::Moment;
 
 /// The section of a vCPU, and its version.
@@ -23,7 +23,7 @@ pub const VCPU_VERSION: u32 = 1;
 /// The source's embedder.
 pub struct Source<'g> {
     guest: &'g Guest,
-    record: &'g OwnerRecord,
+    record: &'g Record,
     /// When the guest began to stop last.
     pub stop: Option<Moment>,
     /// The most that vCPUs were slowed down, in per mille.
@@ -35,7 +35,7 @@ pub struct Source<'g> {
 
 impl<'g> Source<'g> {
     /// The source of this guest, whose writes are tracked so.
-    pub fn new(guest: &'g Guest, record: &'g OwnerRecord, tracker: Tracker) -> Self {
+    pub fn new(guest: &'g Guest, record: &'g Record, tracker: Tracker) -> Self {
         let faults = (!tracker.needs_dirty_state()).then(|| guest.write_faults().collect());
         Self { guest, record, stop: None, slowed: 0, faults }
     }
@@ -43,7 +43,7 @@ impl<'g> Source<'g> {
 
 impl Embedder for Source<'_> {
     fn ask(&mut self, request: Request) -> Option<Ownership> {
-        self.record.ask(request).ok()
+        self.record.ask(request, || true).ok()
     }
 
     fn run(&mut self) {

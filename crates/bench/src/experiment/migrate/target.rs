@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use twofold_launch::migrate::record::Record;
 use twofold_machine::fast::FastPlatform;
 use twofold_machine::key_value::Server;
 use twofold_memory::dirty::{LogOptions, Tracker};
@@ -20,7 +21,6 @@ use super::guest::Guest;
 use super::judged::Judged;
 use super::link::Sender;
 use super::lists;
-use super::owner_record::OwnerRecord;
 use super::place::{Made, Place};
 use super::settings::Settings;
 use super::source::{VCPU, VCPU_VERSION};
@@ -30,7 +30,7 @@ use crate::experiment::host_clock::Moment;
 pub struct Target<'n> {
     settings: &'n Settings,
     place: &'n mut Place,
-    record: &'n OwnerRecord,
+    record: &'n Record,
     number: u64,
     link: Option<Sender>,
     /// The answers, once one was sent.
@@ -60,13 +60,7 @@ pub struct Switch {
 
 impl<'n> Target<'n> {
     /// The target of a move.
-    pub fn new(
-        settings: &'n Settings,
-        place: &'n mut Place,
-        record: &'n OwnerRecord,
-        number: u64,
-        link: Sender,
-    ) -> Self {
+    pub fn new(settings: &'n Settings, place: &'n mut Place, record: &'n Record, number: u64, link: Sender) -> Self {
         Self {
             settings,
             place,
@@ -106,7 +100,7 @@ impl<'n> Target<'n> {
 
 impl Embedder for Target<'_> {
     fn ask(&mut self, request: Request) -> Option<Ownership> {
-        self.record.ask(request).ok()
+        self.record.ask(request, || true).ok()
     }
 
     fn run(&mut self) {
