@@ -101,6 +101,8 @@ pub enum Control {
     Withheld,
     /// The target's process ends in the middle of a stream: the guest must go on at the source
     Dead,
+    /// The source's dirty log leaves pages out: the program that compares the memory must find them
+    Unlogged,
 }
 
 /// Options of the program that compares the memory of a stopped source with a target's.

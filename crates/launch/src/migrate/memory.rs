@@ -19,6 +19,7 @@ use twofold_migration::ram::{Away, PageRead, PageWrite, Queued, RamError, Source
 use twofold_migration::stream::Slot;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::source::{ChangeLog, Options};
 use crate::session::{Answer, Session, SessionError};
 
 /// Commands that a migration sends before it waits for the first one's answer.
@@ -30,6 +31,7 @@ pub(super) struct Source<'a> {
     guest: u16,
     slots: Vec<Slot>,
     tracker: Tracker,
+    log: Option<ChangeLog>,
     ahead: Mutex<Ahead>,
 }
 
@@ -43,8 +45,8 @@ struct Ahead {
 }
 
 impl<'a> Source<'a> {
-    pub(super) fn new(session: &'a Session, guest: u16, slots: Vec<Slot>, tracker: Tracker) -> Self {
-        Self { session, guest, slots, tracker, ahead: Mutex::default() }
+    pub(super) fn new(session: &'a Session, guest: u16, slots: Vec<Slot>, options: &Options) -> Self {
+        Self { session, guest, slots, tracker: options.tracker, log: options.log, ahead: Mutex::default() }
     }
 
     /// The number of a page in commands.
@@ -130,8 +132,9 @@ impl SourceRam for Source<'_> {
         let content = self.ask(Command::Written(self.memslot(slot)?))?.content;
         let strange = || RamError::Embedder(format!("the hypervisor sends {} bytes as a list of pages", content.len()));
         for row in <[WrittenWord]>::ref_from_bytes(&content).map_err(|_| strange())? {
-            let word = dirty.get_mut((row.first_page.get() / 64) as usize).ok_or_else(strange)?;
-            *word |= row.mask.get();
+            let (first, mask) = (row.first_page.get(), row.mask.get());
+            let word = dirty.get_mut((first / 64) as usize).ok_or_else(strange)?;
+            *word |= self.log.map_or(mask, |change| change(first, mask));
         }
         Ok(())
     }

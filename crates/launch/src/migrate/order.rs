@@ -170,6 +170,7 @@ fn carry_out(
             Follow::IfNeeded => Postcopy::IfNeeded,
             Follow::All => Postcopy::AtOnce,
         },
+        log: None,
     };
     // Before it is looked whether the guest runs: two moves of one guest would let it run twice.
     let _claim = hub.claim(guest).ok_or(monitor::CLAIMED)?;

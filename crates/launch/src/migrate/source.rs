@@ -50,7 +50,12 @@ pub struct Options {
     pub forced: bool,
     /// Whether pages of its RAM come after it has changed hands: none, those that are left if the rounds do not end, or all.
     pub postcopy: Postcopy,
+    /// For a negative control: what the dirty log says in place of what it has found.
+    pub log: Option<ChangeLog>,
 }
+
+/// Changes a word of a dirty log: its first page's number in the memslot, and its bits.
+pub type ChangeLog = fn(first_page: u64, mask: u64) -> u64;
 
 /// What comes of it meanwhile.
 pub enum News<'a> {
@@ -160,7 +165,7 @@ pub fn send(
     let mut side = Side::new(me, State::Running { owned });
     let mut host =
         Host { session, guest, own: &own, record: &options.record, error: None, stopped: None, clock: &clock, news };
-    let (ram, hello) = (memory::Source::new(session, guest, own.slots(), options.tracker), own.hello());
+    let (ram, hello) = (memory::Source::new(session, guest, own.slots(), options), own.hello());
     let precopy = Precopy {
         ram: &ram,
         hello: hello.clone(),

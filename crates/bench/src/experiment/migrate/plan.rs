@@ -50,6 +50,7 @@ impl Plan {
         ensure!(on == Platform::Machine, "--on {on}: guests move on the machine or on the hypervisor");
         let of_hypervisor = options.requests.is_some() || options.clients.is_some() || options.images.is_some();
         ensure!(!of_hypervisor, "--requests, --clients and --images are for --on hypervisor");
+        ensure!(options.control != Some(Control::Unlogged), "--control unlogged is for --on hypervisor");
         let typed = options.memory.0;
         ensure!((1..=MOST).contains(&typed), "--memory {typed}: 1 byte to {}", readable::bytes(MOST));
         CpusError::check(options.vcpus as usize)?;
@@ -205,6 +206,7 @@ mod tests {
             ("--streams 17", "1..=16"),
             ("--sets 101", "0..=100"),
             ("--vcpus 0", "1..=16"),
+            ("--control unlogged", "for --on hypervisor"),
             ("--dry-run --control dead", "cannot be used with"),
             ("--json /none/x.json", "make it first"),
         ] {

@@ -11,7 +11,7 @@ use anyhow::{Context, bail, ensure};
 use twofold_launch::Bundle;
 use twofold_launch::migrate::carried::Carried;
 use twofold_launch::migrate::record::Record;
-use twofold_launch::migrate::source::{self, MoveError, News, Options, Postcopy};
+use twofold_launch::migrate::source::{self, ChangeLog, MoveError, News, Options, Postcopy};
 use twofold_launch::migrate::target::Incoming;
 use twofold_memory::dirty::Tracker;
 use twofold_migration::Cancel;
@@ -23,6 +23,7 @@ use super::host::{Host, Kind, Memory};
 use super::judged::{GUEST, Judge, Judged};
 use crate::experiment::host_clock::Moment;
 use crate::experiment::migrate::settings::How;
+use crate::options::Control;
 use crate::stop::Stop;
 
 /// What all moves have in common.
@@ -35,8 +36,8 @@ pub struct Route<'r> {
     pub directory: &'r Path,
     /// The program that compares memory.
     pub program: &'r Path,
-    /// Whether a page is changed at the target before the comparison, which has to find it.
-    pub spoils: bool,
+    /// What a negative control breaks. The comparison has to find it.
+    pub control: Option<Control>,
     /// How long the guest may stand still.
     pub downtime: Duration,
 }
@@ -77,7 +78,7 @@ impl Route<'_> {
             slots: Carried::of(self.bundle, GUEST)?.slots(),
             source: (Arc::clone(&here.session), here.memory()),
             target: memory.path(),
-            spoils: self.spoils,
+            spoils: self.control == Some(Control::Withheld),
             follows: how == How::Postcopy,
         };
         let (before_entry, found) = judge.before_entry();
@@ -98,6 +99,7 @@ impl Route<'_> {
             rounds: ROUNDS,
             forced: true,
             postcopy,
+            log: (self.control == Some(Control::Unlogged)).then_some(leaves_out as ChangeLog),
         };
         let (begin, cancel) = (Moment::now(), Cancel::new());
         let (sent, came) = thread::scope(|scope| {
@@ -163,6 +165,11 @@ fn both(source: MoveError, target: anyhow::Error) -> anyhow::Error {
 /// The name of the host after this number of moves. All are in one process, so each needs one of its own.
 fn owner(number: u64) -> Owner {
     Owner { host: number, incarnation: 1 }
+}
+
+/// A dirty log that never has the first page of 64.
+fn leaves_out(_: u64, mask: u64) -> u64 {
+    mask & !1
 }
 
 /// Both sides are this process.

@@ -46,7 +46,7 @@ pub fn command(options: &MigrateOptions) -> anyhow::Result<ExitCode> {
     let plan = Arc::new(Plan::of(options)?);
     let stop = Stop::on_signal()?;
     let progress = Progress::new(plan.steps())?;
-    if plan.is_control {
+    if plan.control.is_some() {
         let noticed = measure::control(&plan, &progress, &stop)?;
         drop(progress);
         output::line(&format!("noticed: {noticed}"))?;

@@ -32,8 +32,8 @@ pub struct Plan {
     pub ways: Vec<Way>,
     /// Turns.
     pub moves: u32,
-    /// Whether nothing is measured: a page is changed, which has to be noticed.
-    pub is_control: bool,
+    /// What is broken, so that it has to be noticed. Nothing is measured then.
+    pub control: Option<Control>,
     /// How long it may stand still.
     pub downtime: Duration,
     /// The directory of images. `None`: those of this workspace.
@@ -79,7 +79,7 @@ impl Plan {
             requests: HEADLINE_REQUESTS,
             ways: PUBLISHED.map(|tracker| Way::Move(How::Precopy(tracker))).to_vec(),
             moves: 1,
-            is_control: false,
+            control: None,
             downtime: DOWNTIME,
             images,
             program: std::env::current_exe().context("this program's own file")?,
@@ -149,7 +149,7 @@ impl Plan {
             requests,
             ways: [Way::Stay].into_iter().chain(moving).collect(),
             moves: options.moves,
-            is_control: options.control.is_some(),
+            control: options.control,
             downtime: options.downtime.map_or(DOWNTIME, |downtime| downtime.0),
             images: options.images.clone(),
             program: std::env::current_exe().context("this program's own file")?,

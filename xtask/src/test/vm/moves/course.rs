@@ -173,6 +173,7 @@ impl Course<'_> {
             rounds: 10,
             forced: true,
             postcopy: if self.fetched.is_some() { Postcopy::AtOnce } else { Postcopy::Off },
+            log: None,
         };
         let (source, memory) = (Arc::clone(here), self.guest.memory);
         let compare = if self.fetched.is_some() { absent } else { compare };
