@@ -28,7 +28,7 @@ pub(super) fn command(options: &Options) -> anyhow::Result<ExitCode> {
     let mut incoming =
         Incoming::bind(&address, key, Record::new(&owner)).with_context(|| format!("cannot wait at {address}"))?;
     if let Some(memory) = options.memory {
-        incoming.memory = memory.bytes() + Incoming::BESIDE_RAM;
+        incoming.memory = memory.bytes();
     }
     incoming.postcopy = !options.no_postcopy;
     output::line(&format!("waits for a guest at {}", incoming.address()?))?;

@@ -22,7 +22,7 @@ use std::thread::{self, JoinHandle};
 use thiserror::Error;
 use twofold_abi::channel::Command;
 use twofold_abi::channel::wire::{CONTENT_MAX, WrittenWord};
-use twofold_abi::virt::{self, MAX_CPUS};
+use twofold_abi::virt::{MAX_CPUS, memslot};
 use twofold_migration::commit::{Embedder, Event, Owner, Ownership, Request, Side, State};
 use twofold_migration::ram::RamError;
 use twofold_migration::receive::{self, Receive, ReceiveError};
@@ -54,7 +54,7 @@ pub struct Incoming {
     pub key: Key,
     /// The record that both sides can reach.
     pub record: Record,
-    /// The most bytes of memory of a guest.
+    /// The most bytes of RAM of a guest.
     pub memory: u64,
     /// Whether pages of the guest may come after it has begun here.
     pub postcopy: bool,
@@ -97,9 +97,6 @@ pub struct Coming {
 }
 
 impl Incoming {
-    /// The most bytes of memory that a guest has beside its RAM: flash and stolen time.
-    pub const BESIDE_RAM: u64 = virt::FLASH_SIZE + virt::STOLEN_TIME_SIZE;
-
     /// Listens at this address, such as `0.0.0.0:PORT`.
     ///
     /// # Errors
@@ -107,15 +104,7 @@ impl Incoming {
     /// It is in use, or not this machine's.
     pub fn bind(address: &str, key: Key, record: Record) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address)?;
-        Ok(Self {
-            listener,
-            me: owner::this(),
-            key,
-            record,
-            memory: MEMORY_MAX + Self::BESIDE_RAM,
-            postcopy: true,
-            before_entry: None,
-        })
+        Ok(Self { listener, me: owner::this(), key, record, memory: MEMORY_MAX, postcopy: true, before_entry: None })
     }
 
     /// Where it listens.
@@ -142,6 +131,7 @@ impl Incoming {
             me: self.me,
             record: self.record.clone(),
             listener: self.listener.try_clone().map_err(LinkError::from)?,
+            memory: self.memory,
             key: self.key.clone(),
             postcopy: self.postcopy,
             before_entry: self.before_entry.take(),
@@ -159,7 +149,8 @@ impl Incoming {
             page_shift: SHIFT,
             ipa_bits: 48,
             vcpus: MAX_CPUS,
-            memory: self.memory.min(memory::MEMORY_MAX),
+            // Of RAM alone, `build` knows.
+            memory: memory::MEMORY_MAX,
             features: Vec::new(),
         }
     }
@@ -195,6 +186,7 @@ struct Here {
     me: Owner,
     record: Record,
     listener: TcpListener,
+    memory: u64,
     key: Key,
     postcopy: bool,
     before_entry: Option<BeforeEntry>,
@@ -204,13 +196,14 @@ struct Here {
 fn take(
     (reader, writer): (link::Reader, link::Writer),
     here: Capabilities,
-    Here { me, record, listener, key, postcopy, before_entry }: Here,
+    Here { me, record, listener, memory, key, postcopy, before_entry }: Here,
     stage: Stage,
 ) -> Result<Option<Fetching>, IncomingError> {
     let clock = Clock::new();
     let mut side = Side::new(me, State::START);
     let mut host = Host {
         record: &record,
+        most: memory,
         stage,
         before_entry,
         postcopy: Offered { here: postcopy, ..Offered::default() },
@@ -251,6 +244,8 @@ fn take(
 /// What the migration asks of this side.
 struct Host<'a> {
     record: &'a Record,
+    /// The most bytes of RAM of a guest.
+    most: u64,
     stage: Stage,
     before_entry: Option<BeforeEntry>,
     postcopy: Offered,
@@ -404,6 +399,15 @@ impl receive::Host for Host<'_> {
                         such a guest (--no-postcopy)"
                     .to_owned(),
             );
+        }
+        let ram: u64 =
+            slots.iter().filter(|slot| slot.number == u16::from(memslot::RAM)).map(|slot| slot.pages << SHIFT).sum();
+        if ram > self.most {
+            return Err(format!(
+                "the guest has {} MiB of RAM, and this target at most {} MiB",
+                ram >> 20,
+                self.most >> 20
+            ));
         }
         self.postcopy.there = absent;
         (self.slots, self.vcpus) = (slots.to_vec(), hello.vcpus);

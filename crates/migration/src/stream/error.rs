@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Why a stream cannot be read.
 
+use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
 use embedded_io::ErrorKind;
@@ -29,7 +30,7 @@ pub struct ReadError {
 #[non_exhaustive]
 pub enum Cause {
     /// The source failed.
-    #[error("the stream's source failed: {0:?}")]
+    #[error("the stream's source failed: {}", failure(*.0))]
     Source(ErrorKind),
     /// The bytes end here.
     #[error("the stream is cut")]
@@ -104,5 +105,15 @@ impl core::fmt::Display for Refusals<'_> {
             write!(formatter, "{}{refusal}", if index > 0 { "; " } else { "" })?;
         }
         Ok(())
+    }
+}
+
+/// What a failure of the link means. A sealed link says that data is invalid if they are not what the other side has sealed for it.
+fn failure(kind: ErrorKind) -> Cow<'static, str> {
+    match kind {
+        ErrorKind::InvalidData => "what came was changed on the link, or is another link's".into(),
+        ErrorKind::ConnectionReset => "the link was cut".into(),
+        ErrorKind::TimedOut => "nothing came for too long".into(),
+        kind => alloc::format!("{kind:?}").into(),
     }
 }

@@ -181,9 +181,12 @@ impl Twofold {
         Ok((output.status.success(), String::from_utf8(output.stdout)?))
     }
 
-    /// Each guest's name and state.
+    /// Each guest's name and state; empty: there is no run.
     pub fn states(&self) -> anyhow::Result<String> {
-        let (_, json) = self.said(["stat", "--json", "--once"])?;
+        let (is_done, json) = self.said(["stat", "--json", "--once"])?;
+        if !is_done && json.is_empty() {
+            return Ok(String::new());
+        }
         let sample: serde_json::Value = serde_json::from_str(&json).with_context(|| format!("`{json}`"))?;
         let guests = sample["guests"].as_array().context("no guests")?;
         let word = |guest: &serde_json::Value, key: &str| guest[key].as_str().unwrap_or_default().to_owned();

@@ -19,14 +19,14 @@ use twofold_launch::frames::{self, Frame};
 use twofold_launch::migrate::fetch::Fetched;
 use twofold_launch::migrate::link;
 use twofold_launch::migrate::record::Record;
-use twofold_launch::migrate::source::{self, Options, Postcopy};
+use twofold_launch::migrate::source::{self, News, Options, Postcopy};
 use twofold_launch::migrate::target::{Coming, Incoming};
 use twofold_launch::saved::SavedGuest;
 use twofold_launch::session::Session;
 use twofold_launch::{Bundle, GuestSettings, Outcome};
 use twofold_memory::dirty::Tracker;
 use twofold_migration::Cancel;
-use twofold_migration::commit::Owner;
+use twofold_migration::commit::{Owner, Request};
 use twofold_migration::precopy::Sent;
 use twofold_migration::stream::Slot;
 use twofold_workspace::output;
@@ -40,6 +40,19 @@ pub trait Links: Sync {
 
     /// Stands between a source and the target at this address; returns where the source connects. `None`: the link is whole.
     fn next(&self, to: SocketAddr) -> anyhow::Result<Option<SocketAddr>>;
+
+    /// The source has offered the guest.
+    fn offered(&self) {}
+
+    /// The guest does not move again. It runs here.
+    fn done(&self, _here: &Session) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// The guest stayed. What the sides said of it.
+    fn stayed(&self, _source: &str, _target: &str) -> anyhow::Result<()> {
+        Ok(())
+    }
 
     /// Such a link has ended. `None`: the guest stayed.
     fn ended(&self, sent: Option<&Sent>);
@@ -145,6 +158,7 @@ impl Course<'_> {
                 None => while !driver.lines.recv().context("the machine has ended")?.contains(self.begins) {},
             }
             if number >= self.moves && !self.links.is_some_and(Links::has_more) {
+                self.links.map_or(Ok(()), |links| links.done(&driver.session))?;
                 return Ok(None);
             }
             loop {
@@ -181,7 +195,11 @@ impl Course<'_> {
         let cancel = Cancel::new();
         thread::scope(|scope| {
             let sender = scope.spawn(|| {
-                let sent = source::send(here, 0, &self.bundle, &options, &cancel, &mut |_| ());
+                let sent = source::send(here, 0, &self.bundle, &options, &cancel, &mut |news| {
+                    if let (News::Offered, Some(links)) = (news, self.links) {
+                        links.offered();
+                    }
+                });
                 if sent.is_err() {
                     // It may have failed before it connected: then the target still waits.
                     let _ = TcpStream::connect(to);
@@ -220,7 +238,14 @@ impl Course<'_> {
                 }
                 (Err(source), Stay::NotCome(target)) => {
                     let Some(links) = links else { bail!("{source}; the target: {target}") };
-                    ensure!(here.state(0) == Some(GuestState::Running), "neither side runs the guest");
+                    let state = here.state(0);
+                    ensure!(state == Some(GuestState::Running), "it is {state:?} here: {source}; the target: {target}");
+                    // It is made when there is a link.
+                    if self.record.path().exists() {
+                        let found = self.record.ask(Request::Read, || true)?;
+                        ensure!(found.owner == owner(number), "the guest runs, and the record holds {found:?}");
+                    }
+                    links.stayed(&source.to_string(), &target)?;
                     links.ended(None);
                     Ok(None)
                 }

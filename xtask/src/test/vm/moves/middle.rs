@@ -32,30 +32,43 @@ pub struct Middle {
     pub address: SocketAddr,
     reached: Receiver<At>,
     goes_on: Sender<bool>,
+    ends: Receiver<Arc<[TcpStream; 2]>>,
 }
 
 impl Middle {
     /// Stands between a source and the target at this address.
     pub fn between(to: &str, key: &Path, holds: &[At]) -> anyhow::Result<Self> {
+        Self::with(to, key, holds, None)
+    }
+
+    /// The same, and sends the target `begin` in place of the stream's preamble and hello.
+    pub fn beginning(to: &str, key: &Path, begin: Vec<u8>) -> anyhow::Result<Self> {
+        Self::with(to, key, &[], Some(begin))
+    }
+
+    fn with(to: &str, key: &Path, holds: &[At], begin: Option<Vec<u8>>) -> anyhow::Result<Self> {
         let (key, to, holds) = (link::key(key)?, to.to_owned(), holds.to_vec());
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let (reaches, reached) = mpsc::channel();
         let (goes_on, may_go_on) = mpsc::channel();
+        let (give_ends, ends) = mpsc::channel();
         thread::spawn(move || -> anyhow::Result<()> {
             let (source, _) = listener.accept()?;
             let target = TcpStream::connect(&to)?;
             let ends = Arc::new([source.try_clone()?, target.try_clone()?]);
+            // Whether a test wants them or not.
+            let _ = give_ends.send(Arc::clone(&ends));
             let (from_source, to_source) = link::accept(source, &key)?;
             let (from_target, to_target) = link::initiate(target, &key)?;
             let gate = Arc::new(Gate { holds, reaches, may_go_on: Mutex::new(may_go_on) });
             let (their_gate, their_ends) = (Arc::clone(&gate), Arc::clone(&ends));
-            let answers = thread::spawn(move || carry(from_target, to_source, &their_gate, &their_ends));
-            carry(from_source, to_target, &gate, &ends);
+            let answers = thread::spawn(move || carry(from_target, to_source, &their_gate, &their_ends, None));
+            carry(from_source, to_target, &gate, &ends, begin.as_deref());
             let _ = answers.join();
             Ok(())
         });
-        Ok(Self { address, reached, goes_on })
+        Ok(Self { address, reached, goes_on, ends })
     }
 
     /// Waits until the stream is held here.
@@ -74,6 +87,11 @@ impl Middle {
     /// Cuts both links in place of what is held.
     pub fn cut(&self) {
         let _ = self.goes_on.send(false);
+    }
+
+    /// Cuts both links at whatever is under way.
+    pub fn end(&self) {
+        self.ends.iter().take(1).for_each(|ends| end(&ends));
     }
 }
 
@@ -108,13 +126,20 @@ impl Gate {
 }
 
 /// Carries records in one direction to the end, and then ends both links.
-fn carry(mut from: link::Reader, mut to: link::Writer, gate: &Gate, ends: &[TcpStream; 2]) {
-    let _ = records(&mut from, &mut to, gate);
+fn carry(mut from: link::Reader, mut to: link::Writer, gate: &Gate, ends: &[TcpStream; 2], begin: Option<&[u8]>) {
+    let _ = records(&mut from, &mut to, gate, begin);
     end(ends);
 }
 
-fn records(from: &mut link::Reader, to: &mut link::Writer, gate: &Gate) -> anyhow::Result<()> {
+fn records(from: &mut link::Reader, to: &mut link::Writer, gate: &Gate, begin: Option<&[u8]>) -> anyhow::Result<()> {
     let failed = |why| anyhow::anyhow!("{why:?}");
+    if let Some(begin) = begin {
+        to.write_all(begin).map_err(failed)?;
+        to.flush().map_err(failed)?;
+        // What the source sends is lost.
+        while from.read(&mut [0; 4096]).map_err(failed)? > 0 {}
+        return Ok(());
+    }
     let mut preamble = [0; size_of::<Preamble>()];
     from.read_exact(&mut preamble).map_err(|why| anyhow::anyhow!("{why:?}"))?;
     to.write_all(&preamble).map_err(failed)?;

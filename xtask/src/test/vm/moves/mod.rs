@@ -5,14 +5,20 @@
 //! |---|---|
 //! | [`course`] | a guest's way over several machines, and the comparison of both sides at each switch-over |
 //! | [`cut`] | links that are cut |
+//! | [`forged`] | streams that are changed on the link, or come again |
 //! | [`killed`] | sides that are killed at a step of the commit |
 //! | [`middle`] | what stands between two sides with their key |
+//! | [`options`] | the command's options for pages that follow |
+//! | [`refused`] | targets and streams that do not fit |
 //! | [`sides`] | the command's two sides |
 
 pub(super) mod course;
 pub(super) mod cut;
+mod forged;
 mod killed;
 mod middle;
+mod options;
+mod refused;
 mod sides;
 
 use std::io::{BufRead, BufReader};
@@ -39,6 +45,14 @@ pub(super) const TESTS: &[Test] = &[
     ("moves::a_link_is_cut_3_times", Depth::Quick, |machines| cut::links(machines, 3)),
     ("moves::a_link_is_cut_50_times", Depth::Full, |machines| cut::links(machines, 50)),
     ("moves::a_side_is_killed_at_two_steps_of_the_commit", Depth::Full, killed::some),
+    ("moves::each_side_is_killed_at_each_step_of_the_commit", Depth::Full, killed::all),
+    ("moves::doubt_ends_when_the_record_is_there_again", Depth::Full, killed::doubt),
+    ("moves::a_forged_end_and_a_replay_move_nothing", Depth::Quick, forged::some),
+    ("moves::forged_and_replayed_streams_move_nothing", Depth::Full, forged::all),
+    ("moves::what_does_not_fit_is_refused_at_once", Depth::Quick, refused::at_once),
+    ("moves::another_cpu_is_refused", Depth::Full, refused::cpu),
+    ("moves::a_target_takes_no_guest_whose_pages_follow", Depth::Full, options::refused),
+    ("moves::pages_follow_if_the_rounds_do_not_end", Depth::Full, options::if_needed),
     ("moves::linux_moves_once_with_each_tracker", Depth::Full, |machines| linux(machines, 5)),
 ];
 

@@ -63,11 +63,11 @@ impl<'a> Sides<'a> {
     }
 
     /// Starts a guest of two vCPUs with this program, on the side that it is to leave.
-    pub fn source(&self, program: &str, words: &[&str]) -> anyhow::Result<Side> {
+    pub fn source(&self, program: &str) -> anyhow::Result<Side> {
         let [image, guest] = [build::HYPERVISOR, build::GUEST].map(|program| program.image(self.machines.workspace()));
         let mut run =
             self.here.command(["run", "--name", "one", "--cpus", "2", "--memory", "64M", "--append", program]);
-        run.args(["--timeout", "900"]).arg("--image").arg(image).arg("--kernel").arg(guest).args(words);
+        run.args(["--timeout", "900"]).arg("--image").arg(image).arg("--kernel").arg(guest);
         Side::start(run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     }
 
@@ -85,9 +85,25 @@ impl<'a> Sides<'a> {
 
     /// Orders the move of a guest.
     pub fn migrate(&self, guest: &str, to: &str, words: &[&str]) -> anyhow::Result<Side> {
-        let mut order = self.here.command(["migrate", guest, to, "--force"]);
+        let mut order = self.here.command(["migrate", guest, to]);
         order.arg("--key").arg(self.key()).arg("--owner").arg(self.owner()).args(words);
         Side::start(order.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+    }
+
+    /// Writes a snapshot of a guest here.
+    pub fn snapshot(&self, guest: &str) -> anyhow::Result<PathBuf> {
+        let file = self.shared.path().join("snapshot");
+        let path = file.to_str().context("a temporary directory with a strange name")?;
+        let (is_done, said) = self.here.said(["snapshot", guest, path])?;
+        ensure!(is_done, "{said}");
+        Ok(file)
+    }
+
+    /// Has a guest go on from a snapshot, on the other side.
+    pub fn restored(&self, file: &Path, words: &[&str]) -> anyhow::Result<Side> {
+        let mut run = self.there.command(["run", "--timeout", "900", "--from"]);
+        run.arg(file).arg("--image").arg(build::HYPERVISOR.image(self.machines.workspace())).args(words);
+        Side::start(run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     }
 
     /// The states of the guest on both sides: at most one of them runs.
@@ -135,6 +151,11 @@ impl Side {
             self.said.push('\n');
         }
         Ok(self.child.0.wait()?.success())
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> anyhow::Result<bool> {
+        Ok(self.child.0.try_wait()?.is_some())
     }
 
     /// Kills it, and with it its QEMU; both are gone then.
