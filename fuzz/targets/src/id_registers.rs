@@ -47,7 +47,8 @@ fn write(features: &Features) -> IdRegisters {
             + field(features.execute_per_el, 28),
         id_aa64mmfr2: field(features.common_not_private, 0)
             + field(features.forced_write_back, 40)
-            + field(features.tlbi_level_hint, 48),
+            + field(features.tlbi_level_hint, 48)
+            + (u64::from(features.bbm) << 52),
         id_aa64isar0: field(features.tlbi_range, 57),
         ctr: log2_words(features.instruction_line)
             + (if features.instruction_cache_pipt { 3 << 14 } else { 2 << 14 })

@@ -51,7 +51,10 @@ fn holds(condition: &Meta) -> Option<bool> {
     };
     match condition {
         Meta::Path(path) if path.is_ident("test") || path.is_ident("loom") => Some(false),
-        Meta::NameValue(pair) if pair.path.is_ident("feature") && words(&pair.value).contains("\"checked\"") => {
+        Meta::NameValue(pair)
+            if pair.path.is_ident("feature")
+                && ["\"checked\"", "\"hosted\""].into_iter().any(|feature| words(&pair.value).contains(feature)) =>
+        {
             Some(false)
         }
         Meta::List(list) if list.path.is_ident("not") => parts(list).into_iter().next().flatten().map(|part| !part),
