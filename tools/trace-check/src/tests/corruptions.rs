@@ -105,7 +105,7 @@ fn true_traces(seed: u64) -> Vec<String> {
     test.args(["test", "--package", "twofold-machine", "--features", "twofold-machine/strict"])
         .args(["--test", "strict", "--", "random::judge_random_operations", "--test-threads=1"])
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-        .env("TWOFOLD_OPERATIONS", number("TWOFOLD_OPERATIONS").unwrap_or(250).to_string())
+        .env("TWOFOLD_OPERATIONS", number("TWOFOLD_OPERATIONS").unwrap_or(500).to_string())
         .env("TWOFOLD_SEED", seed.to_string())
         .env("TWOFOLD_TRACE", &file);
     let output = test.output().unwrap();
