@@ -88,7 +88,7 @@ pub fn wall_time(machines: &Machines) -> anyhow::Result<()> {
 /// A guest has a dirty log, and its blocks are split and made again, while it runs, while it is stopped and across a reset,
 /// beside a guest that must not notice. No piece of that keeps interrupts masked for long.
 pub fn memory(machines: &Machines) -> anyhow::Result<()> {
-    const MASKED: u64 = 20_000;
+    const MASKED: u64 = 21_000;
     let [one, two] = [machines.bare("one", 1, &format!("pace={STEP}")), machines.bare("two", 1, "watch=2500")]
         .map(|guest| GuestSettings { flags: guest.flags | flags::COUNT, ..guest });
     let guests = vec![GuestSettings { memory: 512 << 20, ..one }, two];
