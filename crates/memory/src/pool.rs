@@ -2,7 +2,7 @@
 //! Free memory for the data of several guests whose pages leave, frame by frame.
 //!
 //! A guest's [`Frames`] take a page's frame here, and give it back here: what has left one guest is free to all. Tables, which
-//! never leave, stay with the guest's own frames. Who may take how much is the embedder's matter, by
+//! never leave, stay with the guest's own frames. The embedder decides how much each guest may take, by
 //! [`set_limit`](crate::GuestMemory::set_limit): as long as the limits, or what a guest still has above its own, are together at
 //! most [`count`](FramePool::count), a guest that is below its limit finds a frame.
 //!

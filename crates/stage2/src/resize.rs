@@ -99,9 +99,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         block: Descriptor<G>,
     ) {
         // Software changes the entry under this lock only, and hardware changes no entry of a table.
-        let old = location.cell.read();
-        let replaced = parent.replace_in(location.cell, old, block);
-        debug_assert!(replaced.is_ok());
+        parent.counts -= Counts::of(location.cell.read(), location.level);
+        parent.make(location.cell, block);
         let _ = self.sequence.count(self.platform());
         let range = ipa..ipa + self.geometry().granule().span(location.level);
         self.tlb().invalidate(&Scope { range, level: None, tables: true });

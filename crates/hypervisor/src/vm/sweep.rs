@@ -13,7 +13,7 @@
 //! (`Vm::has_turns`). A piece that had taken the lock before is waited for. One that takes it later sees the change in P2. So a
 //! piece never works on memory that is released or cleared.
 //!
-//! Invariant: a piece executes at most 20,000 instructions, and the CPU takes its interrupts after each; but the first piece
+//! Invariant: a piece executes at most 21,000 instructions, and the CPU takes its interrupts after each; but the first piece
 //! of a log makes and fills its bitmaps, which takes longer for a guest of more than 512 MiB.
 
 use core::ops::Range;

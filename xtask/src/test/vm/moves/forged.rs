@@ -88,7 +88,7 @@ pub fn all(machines: &Machines) -> anyhow::Result<()> {
 }
 
 fn forged(machines: &Machines, links: &[Link]) -> anyhow::Result<()> {
-    // It ends at once if anything changes, and otherwise when it is told to.
+    // It ends at once if anything changes, and otherwise at the test's request.
     let guest = machines.bare("guest", 2, "watch=7200000 moved");
     let relay = Relay {
         links: Mutex::new(links.iter().rev().copied().collect()),
@@ -313,7 +313,7 @@ impl Direction {
     }
 }
 
-/// Reads so many bytes, and keeps them.
+/// Reads this number of bytes, and keeps them.
 fn read(mut from: &TcpStream, size: usize, tape: &mut Vec<u8>) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; size];
     from.read_exact(&mut bytes)?;
