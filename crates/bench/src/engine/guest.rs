@@ -9,8 +9,8 @@ use std::rc::Rc;
 
 use twofold_stage2::walk::{Entry, Visitor};
 use twofold_stage2::{
-    Attributes, Donated, Features, Geometry, Ipa, IpaRange, Kib4, Level, Mapped, Pa, Platform, Stage2, TablePage,
-    TableSource, Vmid, Window,
+    Attributes, Donated, Features, Geometry, Grant, Granule, Ipa, IpaRange, Level, Mapped, Pa, Platform, Stage2,
+    TablePage, TableSource, Vmid, Window,
 };
 
 use super::arena::{Arena, TABLES};
@@ -21,13 +21,10 @@ const GUEST: Ipa = Ipa::new(0x4000_0000);
 const FRAMES: Pa = Pa::new(0x10_0000_0000);
 const VMID: Vmid = Vmid::new(1);
 
-/// Bytes of a page.
-pub const PAGE: u64 = 4 << 10;
-/// Bytes of a block of level 2.
-pub const BLOCK: u64 = 2 << 20;
-/// Bytes of a GiB, and of a block of level 1.
+/// Bytes of a GiB, and, with pages of 4 KiB, of a block of level 1.
 pub const GIB: u64 = 1 << 30;
-/// Bits of the IPA space. With 40, the root is two concatenated tables of level 1.
+/// Bits of the IPA space. With 40, the root is two concatenated tables of level 1 with pages of 4 KiB, a part of a table of
+/// level 1 with 16 KiB, and of level 2 with 64 KiB.
 pub const IPA_BITS: u32 = 40;
 
 /// The tables before an operation.
@@ -58,6 +55,20 @@ pub enum End {
     Blocks(Level, Attributes),
 }
 
+impl Start {
+    /// Returns the level of its leaves.
+    pub fn level(self) -> Level {
+        if let Self::Blocks(level, _) = self { level } else { Level::L3 }
+    }
+}
+
+impl End {
+    /// Returns the level of its leaves.
+    pub fn level(self) -> Level {
+        if let Self::Blocks(level, _) = self { level } else { Level::L3 }
+    }
+}
+
 /// Why an operation has no figure.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -70,21 +81,21 @@ pub enum Failure {
 }
 
 /// A guest's tables, and the pages for more of them.
-pub struct GuestTables<const COUNT: bool> {
+pub struct GuestTables<G: Granule, const COUNT: bool> {
     /// The tables, until they are destroyed.
-    stage2: Option<Stage2<Free<COUNT>>>,
+    stage2: Option<Stage2<Free<COUNT>, G>>,
     /// Pages for tables.
-    pool: Pool,
+    pool: Pool<G>,
     size: u64,
 }
 
-impl<const COUNT: bool> GuestTables<COUNT> {
+impl<G: Granule, const COUNT: bool> GuestTables<G, COUNT> {
     /// Makes a guest with `size` bytes of memory and its tables in `arena`.
     pub fn new(arena: Arena, counts: Rc<Counts>, size: u64, start: Start) -> Result<Self, Failure> {
         let features =
             if matches!(start, Start::EmptyNotForced | Start::PagesNotForced(_)) { NOT_FORCED } else { FEATURES };
         let stage2 = tables(Free::new(arena, counts), features)?;
-        let pool = Pool::new(features, POOL, arena.size() - (POOL - TABLES));
+        let pool = Pool::new(features, pool::<G>(), arena.size() - (pool::<G>() - TABLES));
         let mut guest = Self { stage2: Some(stage2), pool, size };
         guest.start(start)?;
         guest.pool.turned_over = 0;
@@ -103,17 +114,17 @@ impl<const COUNT: bool> GuestTables<COUNT> {
         };
         let range = self.range();
         let (stage2, pool) = self.parts()?;
-        Ok(stage2.open(window(0, range.end - range.start), range.start).map_range(largest, &attributes, pool)?)
+        Ok(grant(stage2, 0, range.end - range.start).map_range(largest, &attributes, pool)?)
     }
 
     /// Returns the tables and the pool.
     #[inline(always)]
-    pub fn parts(&mut self) -> Result<(&Stage2<Free<COUNT>>, &mut Pool), Failure> {
+    pub fn parts(&mut self) -> Result<(&Stage2<Free<COUNT>, G>, &mut Pool<G>), Failure> {
         Ok((self.stage2.as_ref().ok_or(DESTROYED)?, &mut self.pool))
     }
 
     /// Returns the tables, which the caller destroys, and the pool.
-    pub fn take(&mut self) -> Result<(Stage2<Free<COUNT>>, &mut Pool), Failure> {
+    pub fn take(&mut self) -> Result<(Stage2<Free<COUNT>, G>, &mut Pool<G>), Failure> {
         Ok((self.stage2.take().ok_or(DESTROYED)?, &mut self.pool))
     }
 
@@ -126,7 +137,7 @@ impl<const COUNT: bool> GuestTables<COUNT> {
 
     /// Returns the number of pages, a power of two.
     pub fn pages(&self) -> u64 {
-        self.size / PAGE
+        self.size / G::SIZE
     }
 
     /// Returns the addresses of all of its memory.
@@ -135,7 +146,7 @@ impl<const COUNT: bool> GuestTables<COUNT> {
     }
 
     /// Returns the addresses of all of its memory, `step` bytes at a time.
-    pub fn steps(&self, step: u64) -> impl Iterator<Item = IpaRange> + use<COUNT> {
+    pub fn steps(&self, step: u64) -> impl Iterator<Item = IpaRange> + use<G, COUNT> {
         (0..self.size / step).map(move |index| GUEST + index * step..GUEST + (index + 1) * step)
     }
 
@@ -157,7 +168,8 @@ impl<const COUNT: bool> GuestTables<COUNT> {
             End::Pages(attributes) => (self.size, Some((Level::L3, attributes))),
             End::Blocks(level, attributes) => (self.size, Some((level, attributes))),
         };
-        if self.pool.used() != leaves.map_or(0, |(level, _)| table_pages_down_to(level, self.size)) {
+        let wanted = leaves.map_or(Ok(0), |(level, _)| table_pages_down_to::<G>(level, self.size))?;
+        if self.pool.used() != wanted {
             return Err(Failure::Unexpected("table pages were lost, or more were taken than are needed"));
         }
         let Some(stage2) = &self.stage2 else { return Ok(()) };
@@ -168,12 +180,19 @@ impl<const COUNT: bool> GuestTables<COUNT> {
     }
 }
 
-/// Where the pages for tables begin; the root comes before.
-pub const POOL: Pa = Pa::new(TABLES.raw() + 4 * PAGE);
+/// Returns the shape of a guest's tables.
+pub fn geometry<G: Granule>() -> Result<Geometry<G>, Failure> {
+    Ok(Geometry::new(G::default(), IPA_BITS, &FEATURES)?)
+}
+
+/// Returns where the pages for tables begin; the root comes before.
+pub fn pool<G: Granule>() -> Pa {
+    TABLES + 4 * G::SIZE
+}
 
 /// Makes the empty tables of a guest, with the root at the arena's start.
-pub fn tables<P: Platform>(platform: P, features: Features) -> Result<Stage2<P>, Failure> {
-    let geometry = Geometry::new(Kib4, IPA_BITS, &features)?;
+pub fn tables<P: Platform, G: Granule>(platform: P, features: Features) -> Result<Stage2<P, G>, Failure> {
+    let geometry = geometry()?;
     // SAFETY: only the engine's own references reach the arena's memory, and it is never unmapped.
     let donated = unsafe { Donated::new(TABLES, geometry.root_size()) };
     let root = donated.into_run().into_root(&geometry);
@@ -186,13 +205,13 @@ pub fn tables<P: Platform>(platform: P, features: Features) -> Result<Stage2<P>,
 
 /// Maps a page that is not mapped.
 #[inline(always)]
-pub fn map_page<P: Platform>(
-    stage2: &Stage2<P>,
-    pool: &mut Pool,
+pub fn map_page<P: Platform, G: Granule>(
+    stage2: &Stage2<P, G>,
+    pool: &mut Pool<G>,
     page: u64,
     attributes: &Attributes,
 ) -> Result<(), Failure> {
-    match stage2.open(window(page, PAGE), ipa(page)).map(Level::L3, attributes, pool)? {
+    match grant(stage2, page, G::SIZE).map(Level::L3, attributes, pool)? {
         Mapped::New => Ok(()),
         _ => Err(Failure::Unexpected("something was mapped already")),
     }
@@ -200,8 +219,8 @@ pub fn map_page<P: Platform>(
 
 /// Returns how many bytes are mapped. An error is returned if a leaf has another output address than it should, or,
 /// with `leaves`, another level or other attributes.
-pub fn mapped_bytes<P: Platform>(
-    stage2: &Stage2<P>,
+pub fn mapped_bytes<P: Platform, G: Granule>(
+    stage2: &Stage2<P, G>,
     size: u64,
     leaves: Option<(Level, Attributes)>,
 ) -> Result<u64, Failure> {
@@ -214,22 +233,17 @@ const DESTROYED: Failure = Failure::Unexpected("the tables are already destroyed
 
 /// Returns the address of a page.
 #[inline(always)]
-pub fn ipa(page: u64) -> Ipa {
-    GUEST + page * PAGE
+pub fn ipa<G: Granule>(page: u64) -> Ipa {
+    GUEST + page * G::SIZE
 }
 
-/// Returns the frame behind a page.
+/// Returns the right to map `size` bytes from a page on to its frames.
 #[inline(always)]
-pub fn frame(page: u64) -> Pa {
-    FRAMES + page * PAGE
-}
-
-/// Returns the window of `size` bytes from a page's frame on.
-#[inline(always)]
-pub fn window(page: u64, size: u64) -> Window {
+pub fn grant<P: Platform, G: Granule>(stage2: &Stage2<P, G>, page: u64, size: u64) -> Grant<'_, P, G> {
     // SAFETY: no CPU walks these tables, and the platforms here execute no `DC CIVAC`, so nothing accesses the mapped
     // frames.
-    unsafe { Window::new(frame(page), size) }
+    let window = unsafe { Window::new(FRAMES + page * G::SIZE, size) };
+    stage2.open(window, ipa::<G>(page))
 }
 
 /// Returns the addresses of `size` bytes of memory.
@@ -238,16 +252,23 @@ pub fn range(size: u64) -> IpaRange {
 }
 
 /// Returns how many table pages below the root map `size` bytes by pages.
-pub fn table_pages(size: u64) -> u64 {
-    table_pages_down_to(Level::L3, size)
+pub fn table_pages<G: Granule>(size: u64) -> Result<u64, Failure> {
+    table_pages_down_to::<G>(Level::L3, size)
 }
 
-fn table_pages_down_to(level: Level, size: u64) -> u64 {
-    [(Level::L2, GIB), (Level::L3, BLOCK)]
-        .iter()
-        .filter(|(below, _)| *below <= level)
-        .map(|(_, span)| size / span)
-        .sum()
+fn table_pages_down_to<G: Granule>(deepest: Level, size: u64) -> Result<u64, Failure> {
+    let (root, range) = (geometry::<G>()?.root_level(), range(size));
+    // Each entry that covers a part of the range, above the deepest level, has a table below it.
+    let tables = |level| {
+        let span = G::default().span(level);
+        range.end.raw().div_ceil(span) - range.start.raw() / span
+    };
+    Ok([Level::L1, Level::L2].into_iter().filter(|level| (root..deepest).contains(level)).map(tables).sum())
+}
+
+/// Returns the bytes of a block of level 2: 2 MiB, 32 MiB or 512 MiB.
+pub const fn block<G: Granule>() -> u64 {
+    G::SIZE * G::ENTRIES as u64
 }
 
 /// Maps a page's number, one of `pages`, to another, in an order that a prefetcher does not predict.
@@ -264,19 +285,24 @@ pub fn scattered(page: u64, pages: u64) -> u64 {
 }
 
 /// Pages for tables. The page given back last is taken first.
-pub struct Pool {
-    free: Vec<TablePage>,
+pub struct Pool<G: Granule> {
+    free: Vec<TablePage<G>>,
     all: u64,
     turned_over: u64,
 }
 
-impl Pool {
+impl<G: Granule> Pool<G> {
     /// Makes a pool of the `size` bytes from `first` on.
     pub fn new(features: Features, first: Pa, size: u64) -> Self {
         // SAFETY: only the engine's own references reach the arena's memory, and it is never unmapped.
         let donated = unsafe { Donated::new(first, size) };
-        let pages = donated.into_run().into_pages().filter_map(|page| page.into_table(&features).ok());
-        let mut free: Vec<_> = pages.collect();
+        let mut rest = Some(donated.into_run());
+        let mut cut = || {
+            let (page, after) = rest.take()?.split_at(G::SIZE).ok()?;
+            rest = Some(after);
+            page.into_table(&features).ok()
+        };
+        let mut free: Vec<_> = std::iter::from_fn(&mut cut).collect();
         free.reverse();
         Self { all: free.len() as u64, free, turned_over: 0 }
     }
@@ -286,15 +312,15 @@ impl Pool {
     }
 }
 
-impl TableSource for Pool {
+impl<G: Granule> TableSource<G> for Pool<G> {
     #[inline]
-    fn take(&mut self) -> Option<TablePage> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         self.turned_over += 1;
         self.free.pop()
     }
 
     #[inline]
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         self.turned_over += 1;
         self.free.push(page);
     }
@@ -302,14 +328,14 @@ impl TableSource for Pool {
 
 /// Pages taken from the pool ahead of use, as a split wants them. They leave in the order in which they entered, so
 /// that tables are adjacent as with the pool itself: adjacent memory is written faster.
-pub struct Ready<'a> {
-    pool: &'a mut Pool,
-    pages: VecDeque<TablePage>,
+pub struct Ready<'a, G: Granule> {
+    pool: &'a mut Pool<G>,
+    pages: VecDeque<TablePage<G>>,
 }
 
-impl<'a> Ready<'a> {
+impl<'a, G: Granule> Ready<'a, G> {
     /// Makes an empty list.
-    pub fn new(pool: &'a mut Pool) -> Self {
+    pub fn new(pool: &'a mut Pool<G>) -> Self {
         Self { pool, pages: VecDeque::new() }
     }
 
@@ -323,20 +349,20 @@ impl<'a> Ready<'a> {
     }
 }
 
-impl Drop for Ready<'_> {
+impl<G: Granule> Drop for Ready<'_, G> {
     fn drop(&mut self) {
         self.pages.drain(..).for_each(|page| self.pool.give(page));
     }
 }
 
-impl TableSource for Ready<'_> {
+impl<G: Granule> TableSource<G> for Ready<'_, G> {
     #[inline]
-    fn take(&mut self) -> Option<TablePage> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         self.pages.pop_front()
     }
 
     #[inline]
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         self.pages.push_front(page);
     }
 }
@@ -348,10 +374,10 @@ struct Look {
     bytes: u64,
 }
 
-impl Visitor for Look {
+impl<G: Granule> Visitor<G> for Look {
     type Error = Failure;
 
-    fn leaf(&mut self, entry: &Entry) -> Result<(), Failure> {
+    fn leaf(&mut self, entry: &Entry<G>) -> Result<(), Failure> {
         if !entry.descriptor.is_valid() {
             return Ok(());
         }

@@ -5,7 +5,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::arena::{Arena, TABLES};
-use super::guest::PAGE;
 use crate::clock::Moment;
 
 /// A limit: its name, and what it does to the entries.
@@ -24,9 +23,9 @@ pub const LIMITS: &[Limit] = &[
 ];
 
 impl Limit {
-    /// Runs once over the entries of a guest of `size` bytes; returns nanoseconds per entry.
-    pub fn time(&self, arena: Arena, size: u64) -> f64 {
-        let entries = size / PAGE;
+    /// Runs once over the arena's first `entries` entries; returns nanoseconds per entry.
+    pub fn time(&self, arena: Arena, entries: u64) -> f64 {
+        assert!(entries * 8 <= arena.size(), "the arena has fewer than {entries} entries");
         let first = arena.pointer(TABLES).cast::<AtomicU64>();
         // SAFETY: the arena has at least `entries` entries, aligned to a page. It holds no tables now, so only this
         // reference reaches them.

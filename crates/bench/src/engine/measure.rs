@@ -6,6 +6,7 @@
 
 use anyhow::Context;
 use indicatif::ProgressBar;
+use twofold_stage2::Granule;
 
 use super::arena::Arena;
 use super::limits::LIMITS;
@@ -18,17 +19,17 @@ use crate::estimate::progress;
 use crate::statistics::Spread;
 
 /// What to measure.
-pub struct Plan {
+pub struct Plan<G: Granule> {
     /// Bytes of the guest's memory.
     pub size: u64,
     /// Runs of each operation.
     pub runs: u32,
     /// The rows.
-    pub chosen: Chosen,
+    pub chosen: Chosen<G>,
 }
 
 /// Measures the rows, a run of each after the other.
-pub fn measure(plan: &Plan, arena: Arena) -> anyhow::Result<Report> {
+pub fn measure<G: Granule>(plan: &Plan<G>, arena: Arena) -> anyhow::Result<Report> {
     let Plan { size, runs, chosen } = plan;
     let (size, runs, rows) = (*size, *runs, &chosen.rows);
     let steps = rows.len() as u64 * (u64::from(runs) + 1) + chosen.threads.len() as u64 * u64::from(runs);
@@ -49,12 +50,12 @@ pub fn measure(plan: &Plan, arena: Arena) -> anyhow::Result<Report> {
             progress.inc(1);
         }
         for (limit, times) in LIMITS.iter().zip(&mut limits) {
-            times.push(limit.time(arena, size));
+            times.push(limit.time(arena, size / G::SIZE));
         }
     }
-    let visits = if chosen.visits { Some(Visits::count(arena, size).context("visits")?) } else { None };
-    let configuration = Configuration::new(size, runs);
-    let threads = measure_threads(&chosen.threads, size, runs, &progress)?;
+    let visits = if chosen.visits { Some(Visits::count::<G>(arena, size).context("visits")?) } else { None };
+    let configuration = Configuration::new::<G>(size, runs)?;
+    let threads = measure_threads::<G>(&chosen.threads, size, runs, &progress)?;
     progress.finish_and_clear();
     let operations = rows.iter().zip(&times).zip(counts);
     let operations = operations.filter_map(|((row, times), counts)| measured(row.name, row.unit, times, counts));
@@ -64,7 +65,7 @@ pub fn measure(plan: &Plan, arena: Arena) -> anyhow::Result<Report> {
 }
 
 /// Returns `None` if there is only one CPU.
-fn measure_threads(
+fn measure_threads<G: Granule>(
     rows: &[&threads::Row],
     size: u64,
     runs: u32,
@@ -74,7 +75,7 @@ fn measure_threads(
     if rows.is_empty() {
         return Ok(Some(Vec::new()));
     }
-    let arena = Arena::map(threads::arena_bytes(size))?;
+    let arena = Arena::map(threads::arena_bytes::<G>(size)?)?;
     let mut times = vec![Vec::new(); rows.len()];
     for _ in 0..runs {
         for (row, times) in rows.iter().zip(&mut times) {

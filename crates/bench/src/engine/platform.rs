@@ -15,8 +15,8 @@ use twofold_stage2::{Features, Pa, TableMetadata};
 use super::arena::Arena;
 use crate::features::TODAY;
 
-/// A CPU of today, with the engine's own way of zeroing.
-pub const FEATURES: Features = TODAY.with_zero_block(ZERO_BLOCK as u64);
+/// A CPU of today, with every granule and the engine's own way of zeroing.
+pub const FEATURES: Features = TODAY.with_granule_16k(true).with_zero_block(ZERO_BLOCK as u64);
 
 /// The same CPU without FEAT_S2FWB.
 pub const NOT_FORCED: Features = FEATURES.with_forced_write_back(false);

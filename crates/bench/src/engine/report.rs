@@ -2,14 +2,15 @@
 //! The figures as JSON and as a table.
 
 use serde::Serialize;
-use twofold_stage2::Features;
+use twofold_stage2::{Features, Granule, Kib4};
 
-use super::guest::IPA_BITS;
+use super::guest::{Failure, IPA_BITS, geometry};
 use super::platform::FEATURES;
 use super::row::{PerUnit, Unit};
 use super::threads;
 use super::visits::Visits;
 use crate::machine::{Machine, huge_pages};
+use crate::readable;
 use crate::report::table::table;
 use crate::report::words::{self, Noun};
 use crate::statistics::Spread;
@@ -49,6 +50,7 @@ pub struct Configuration {
     guest_bytes: u64,
     page_bytes: u64,
     ipa_bits: u32,
+    root_level: u8,
     features: String,
     threads: u32,
     runs: u32,
@@ -57,31 +59,43 @@ pub struct Configuration {
 
 impl Configuration {
     /// Returns the configuration of a run. Call it while the run's memory is still mapped.
-    pub fn new(guest_bytes: u64, runs: u32) -> Self {
-        Self {
+    pub fn new<G: Granule>(guest_bytes: u64, runs: u32) -> Result<Self, Failure> {
+        Ok(Self {
             version: env!("CARGO_PKG_VERSION"),
             build: if cfg!(debug_assertions) { "debug" } else { "release" },
             guest_bytes,
-            page_bytes: super::guest::PAGE,
+            page_bytes: G::SIZE,
             ipa_bits: IPA_BITS,
+            root_level: geometry::<G>()?.root_level().raw(),
             features: features(&FEATURES),
             threads: 1,
             runs,
             huge_page_bytes: huge_pages(),
-        }
+        })
+    }
+
+    /// What is missing with this granule. `None` with pages of 4 KiB.
+    fn not_compared(&self) -> Option<String> {
+        let is_compared = self.page_bytes == Kib4::SIZE;
+        (!is_compared).then(|| {
+            "Linux's own code (cargo xtask peers linux) and the targets of two threads are for pages of 4 KiB only"
+                .to_owned()
+        })
     }
 
     fn shown(&self) -> String {
         let huge =
             self.huge_page_bytes.map_or_else(String::new, |bytes| format!(", {} MiB in huge pages", bytes >> 20));
         format!(
-            "{} build {}, {} GiB of guest memory in {} KiB pages, {} bits of IPA{huge}, {}, one thread, its CPU time \
-             (two threads: wall-clock time), medians of {}; TLBI, DSB and cache operations cost nothing and are counted",
+            "{} build {}, {} GiB of guest memory in {} KiB pages, {} bits of IPA from level {}{huge}, {}, one thread, its \
+             CPU time (two threads: wall-clock time), medians of {}; TLBI, DSB and cache operations cost nothing and are \
+             counted",
             self.build,
             self.version,
             self.guest_bytes >> 30,
             self.page_bytes >> 10,
             self.ipa_bits,
+            self.root_level,
             self.features,
             self.runs,
         )
@@ -102,8 +116,8 @@ impl Report {
 
     /// Formats the main rows, and a sentence. If rows were chosen by name, formats all of them.
     pub fn summary(&self) -> String {
-        let has = |name: &str| self.operations.iter().find(|row| row.name == name);
-        let main: Vec<_> = MAIN.iter().filter_map(|name| has(name)).collect();
+        let has = |names: &[&str]| self.operations.iter().find(|row| names.contains(&row.name));
+        let main: Vec<_> = MAIN.iter().filter_map(|names| has(names)).collect();
         let rows = if main.len() == MAIN.len() { main } else { self.operations.iter().collect() };
         let cells = rows.iter().map(|row| {
             let Spread { median, min, max } = row.spread;
@@ -116,7 +130,13 @@ impl Report {
         if !disturbed.is_empty() {
             parts.push(format!("a run took twice the median or more: {}", disturbed.join(", ")));
         }
-        parts.push(format!("machine: {}; {} build", self.machine.shown(), self.configuration.build));
+        let Configuration { build, page_bytes, .. } = self.configuration;
+        parts.push(format!(
+            "machine: {}; {build} build; pages of {}",
+            self.machine.shown(),
+            readable::bytes(page_bytes)
+        ));
+        parts.extend(self.configuration.not_compared());
         parts.push("more: --all prints every row, the counts, two threads, and the configuration".to_owned());
         parts.extend(self.sentence());
         parts.join("\n")
@@ -140,6 +160,7 @@ impl Report {
             self.visits.map(visits_shown),
             self.threads_shown(),
             Some(format!("machine: {}\nwhat: {}", self.machine.shown(), self.configuration.shown())),
+            self.configuration.not_compared(),
             self.sentence(),
         ];
         parts.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
@@ -172,9 +193,17 @@ impl Report {
     }
 }
 
-/// The rows of the summary.
-const MAIN: [&str; 8] =
-    ["map_pages", "map_range", "split_2m", "protect_sections", "relax", "lookup", "coalesce_2m", "unmap"];
+/// The rows of the summary, each with its names by granule.
+const MAIN: [&[&str]; 8] = [
+    &["map_pages"],
+    &["map_range"],
+    &["split_2m", "split_32m", "split_512m"],
+    &["protect_sections"],
+    &["relax"],
+    &["lookup"],
+    &["coalesce_2m", "coalesce_32m", "coalesce_512m"],
+    &["unmap"],
+];
 
 fn visits_shown(visits: Visits) -> String {
     let Visits { every_level, leaves_skipped } = visits;
@@ -214,7 +243,9 @@ fn features(features: &Features) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows;
     use super::*;
+    use twofold_stage2::{Kib16, Kib64};
 
     #[test]
     fn figures_are_short() {
@@ -223,6 +254,27 @@ mod tests {
             [None, Some(0.0), Some(2.0), Some(0.001957), Some(4.8e-7)].map(events),
             ["-", "0", "2", "0.0020", "4.8e-7"]
         );
+    }
+
+    #[test]
+    fn the_summary_has_its_rows_with_each_granule() {
+        fn found<G: Granule>() -> usize {
+            let has = |names: &&&[&str]| rows::rows::<G>().any(|row| names.contains(&row.name));
+            MAIN.iter().filter(has).count()
+        }
+        assert_eq!([found::<Kib4>(), found::<Kib16>(), found::<Kib64>()], [MAIN.len(); 3]);
+    }
+
+    #[test]
+    fn a_granule_without_comparison_is_said_to_have_none() {
+        let configuration = Configuration::new::<Kib64>(1 << 30, 1).unwrap();
+        assert!(
+            configuration.shown().contains("64 KiB pages, 40 bits of IPA from level 2"),
+            "{}",
+            configuration.shown()
+        );
+        assert!(configuration.not_compared().is_some_and(|said| said.contains("4 KiB only")));
+        assert_eq!(Configuration::new::<Kib4>(1 << 30, 1).unwrap().not_compared(), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use std::io::{self, BufRead};
 
 use serde::Serialize;
+use twofold_stage2::Granule;
 
 use super::arena::Arena;
 use super::row::{PerUnit, Unit};
@@ -14,10 +15,10 @@ use crate::options::Steps;
 use crate::output;
 
 /// Answers each operation name on standard input with one line.
-pub fn serve(what: Steps, arena: Arena, size: u64) -> anyhow::Result<()> {
+pub fn serve<G: Granule>(what: Steps, arena: Arena, size: u64) -> anyhow::Result<()> {
     for name in io::stdin().lock().lines() {
         let name = name?;
-        let subject = find(name.trim())?;
+        let subject = find::<G>(name.trim(), size)?;
         let answer = match (subject, what) {
             (Subject::Operation(row), Steps::Time) => {
                 Answer::new(row.name, row.unit, Some(row.time(arena, size)?), None)
@@ -26,7 +27,7 @@ pub fn serve(what: Steps, arena: Arena, size: u64) -> anyhow::Result<()> {
                 Answer::new(row.name, row.unit, None, Some(row.count(arena, size)?))
             }
             (Subject::Limit(limit), Steps::Time) => {
-                Answer::new(limit.name, Unit::Page, Some(limit.time(arena, size)), None)
+                Answer::new(limit.name, Unit::Page, Some(limit.time(arena, size / G::SIZE)), None)
             }
             (Subject::Limit(limit), Steps::Count) => Answer::new(limit.name, Unit::Page, None, None),
         };

@@ -12,13 +12,14 @@ use std::time::Instant;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
-use twofold_stage2::{Access, Attributes, Level, Stage2, TablePage};
+use twofold_stage2::{Access, Attributes, Granule, Level, Stage2};
 
 use super::arena::{Arena, TABLES};
 use super::guest::{
-    BLOCK, Failure, GIB, PAGE, POOL, Pool, ipa, map_page, mapped_bytes, scattered, table_pages, tables, window,
+    Failure, GIB, Pool, block, grant, ipa, map_page, mapped_bytes, pool, scattered, table_pages, tables,
 };
 use super::platform::{FEATURES, Shared};
+use super::row::sized;
 use crate::clock::Moment;
 use crate::statistics::Spread;
 
@@ -29,16 +30,28 @@ pub struct Row {
     pub name: &'static str,
     /// The target of the ratio.
     pub target: f64,
+    /// The least bytes of a guest that the row can work on.
+    least: u64,
     run: fn(Arena, u64, [usize; 2]) -> Result<Once, Failure>,
 }
 
-/// All rows, in the order in which they are printed.
-pub const ROWS: &[Row] = &[
-    Row { name: "disjoint_2m", target: 1.9, run: |arena, size, cpus| map(arena, size, cpus, BLOCK / PAGE) },
-    Row { name: "sections", target: 1.5, run: |arena, size, cpus| map(arena, size, cpus, 64) },
-    Row { name: "pages", target: 1.0, run: |arena, size, cpus| map(arena, size, cpus, 1) },
-    Row { name: "faults_beside_maintenance", target: 0.7, run: faults_beside_maintenance },
-];
+/// Returns the rows for a guest of `size` bytes, in the order in which they are printed.
+pub fn rows<G: Granule>(size: u64) -> impl Iterator<Item = &'static Row> {
+    let rows: &'static [Row] = const {
+        &[
+            Row::of_map(sized!("disjoint_"), 1.9, |arena, size, cpus| map::<G>(arena, size, cpus, G::ENTRIES as u64)),
+            Row::of_map("sections", 1.5, |arena, size, cpus| map::<G>(arena, size, cpus, 64)),
+            Row::of_map("pages", 1.0, |arena, size, cpus| map::<G>(arena, size, cpus, 1)),
+            Row {
+                name: "faults_beside_maintenance",
+                target: 0.7,
+                least: piece::<G>(),
+                run: faults_beside_maintenance::<G>,
+            },
+        ]
+    };
+    rows.iter().filter(move |row| row.least <= size)
+}
 
 /// One run of a row: with one thread, and with two.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +107,11 @@ impl Measured {
 }
 
 impl Row {
+    /// Makes a row that maps pages.
+    const fn of_map(name: &'static str, target: f64, run: fn(Arena, u64, [usize; 2]) -> Result<Once, Failure>) -> Self {
+        Self { name, target, least: 0, run }
+    }
+
     /// Runs the row once.
     pub fn once(&self, arena: Arena, size: u64, cpus: [usize; 2]) -> Result<Once, Failure> {
         (self.run)(arena, size, cpus)
@@ -108,12 +126,12 @@ pub fn two_cpus() -> Option<[usize; 2]> {
 }
 
 /// Returns the bytes of an arena with two pools, each large enough for all tables, because one thread may take all.
-pub fn arena_bytes(size: u64) -> u64 {
-    POOL - TABLES + 2 * pool_bytes(size)
+pub fn arena_bytes<G: Granule>(size: u64) -> Result<u64, Failure> {
+    Ok(pool::<G>() - TABLES + 2 * pool_bytes::<G>(size)?)
 }
 
-fn pool_bytes(size: u64) -> u64 {
-    (table_pages(size) + SPARE) * TablePage::SIZE
+fn pool_bytes<G: Granule>(size: u64) -> Result<u64, Failure> {
+    Ok((table_pages::<G>(size)? + SPARE) * G::SIZE)
 }
 
 /// Pages that a thread takes and gives back because the other thread has installed its table first.
@@ -123,15 +141,16 @@ const WRITABLE: Attributes = Attributes::ram(Access::READ_WRITE);
 const READABLE: Attributes = Attributes::ram(Access::READ);
 
 /// Tables for two threads.
-struct Slot {
-    stage2: Stage2<Shared>,
-    pools: [Pool; 2],
+struct Slot<G: Granule> {
+    stage2: Stage2<Shared, G>,
+    pools: [Pool<G>; 2],
     size: u64,
 }
 
-impl Slot {
+impl<G: Granule> Slot<G> {
     fn new(arena: Arena, size: u64) -> Result<Self, Failure> {
-        let pool = |number| Pool::new(FEATURES, POOL + number * pool_bytes(size), pool_bytes(size));
+        let bytes = pool_bytes::<G>(size)?;
+        let pool = |number| Pool::new(FEATURES, pool::<G>() + number * bytes, bytes);
         Ok(Self { stage2: tables(Shared::new(arena), FEATURES)?, pools: [pool(0), pool(1)], size })
     }
 
@@ -146,11 +165,11 @@ impl Slot {
 }
 
 /// Maps all pages, one a call: by one thread, and by two that alternate every `turn` pages.
-fn map(arena: Arena, size: u64, cpus: [usize; 2], turn: u64) -> Result<Once, Failure> {
+fn map<G: Granule>(arena: Arena, size: u64, cpus: [usize; 2], turn: u64) -> Result<Once, Failure> {
     let run = |threads: u64| -> Result<Side, Failure> {
-        let mut slot = Slot::new(arena, size)?;
-        let (stage2, pages) = (&slot.stage2, size / PAGE);
-        let share = |pool: &mut Pool, thread: u64| {
+        let mut slot = Slot::<G>::new(arena, size)?;
+        let (stage2, pages) = (&slot.stage2, size / G::SIZE);
+        let share = |pool: &mut Pool<G>, thread: u64| {
             for first in (thread * turn..pages).step_by((threads * turn) as usize) {
                 for page in first..first + turn {
                     map_page(stage2, pool, page, &WRITABLE)?;
@@ -168,19 +187,20 @@ fn map(arena: Arena, size: u64, cpus: [usize; 2], turn: u64) -> Result<Once, Fai
 
 /// One thread answers faults all over the slot: alone, and beside a thread that write-protects and splits the same slot
 /// without pause, as dirty logging does.
-fn faults_beside_maintenance(arena: Arena, size: u64, cpus: [usize; 2]) -> Result<Once, Failure> {
+fn faults_beside_maintenance<G: Granule>(arena: Arena, size: u64, cpus: [usize; 2]) -> Result<Once, Failure> {
     let run = |beside: bool| -> Result<Side, Failure> {
-        let mut slot = Slot::new(arena, size)?;
+        let mut slot = Slot::<G>::new(arena, size)?;
         let [faults, maintenance] = &mut slot.pools;
-        for (region, number) in (0..size / BLOCK).map(|number| (Region::of(number), number)) {
-            let (first, level) = (number * (BLOCK / PAGE), if region == Region::Block { Level::L2 } else { Level::L3 });
+        for (region, number) in (0..size / block::<G>()).map(|number| (Region::of(number), number)) {
+            let (first, level) =
+                (number * G::ENTRIES as u64, if region == Region::Block { Level::L2 } else { Level::L3 });
             if region != Region::Unmapped {
-                slot.stage2.open(window(first, BLOCK), ipa(first)).map_range(level, &READABLE, maintenance)?;
+                grant(&slot.stage2, first, block::<G>()).map_range(level, &READABLE, maintenance)?;
             }
         }
         let (stage2, over) = (&slot.stage2, AtomicBool::new(false));
         let mut jobs = vec![job(|| {
-            let answered = answer_faults(stage2, faults, size / PAGE);
+            let answered = answer_faults(stage2, faults, size / G::SIZE);
             over.store(true, Ordering::Relaxed);
             answered
         })];
@@ -189,12 +209,12 @@ fn faults_beside_maintenance(arena: Arena, size: u64, cpus: [usize; 2]) -> Resul
         }
         let times = at_once(cpus, jobs)?;
         slot.check(None)?;
-        Ok(Side { ns: times.first() / (size / PAGE) as f64, share: times.share() })
+        Ok(Side { ns: times.first() / (size / G::SIZE) as f64, share: times.share() })
     };
     Ok(Once { one: undisturbed(|| run(false))?, two: undisturbed(|| run(true))? })
 }
 
-/// The first state of 2 MiB of the slot.
+/// The first state of a block of level 2 of the slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Region {
     /// Not mapped: each page's first access is a translation fault.
@@ -217,31 +237,41 @@ impl Region {
 }
 
 /// Answers one fault a page.
-fn answer_faults(stage2: &Stage2<Shared>, pool: &mut Pool, pages: u64) -> Result<(), Failure> {
+fn answer_faults<G: Granule>(stage2: &Stage2<Shared, G>, pool: &mut Pool<G>, pages: u64) -> Result<(), Failure> {
     for page in (0..pages).map(|page| scattered(page, pages)) {
-        if Region::of(page / (BLOCK / PAGE)) == Region::Unmapped {
+        if Region::of(page / G::ENTRIES as u64) == Region::Unmapped {
             map_page(stage2, pool, page, &WRITABLE)?;
         } else {
             // An earlier fault may have made the block writable.
-            let _ = stage2.relax(ipa(page), Access::READ_WRITE)?;
+            let _ = stage2.relax(ipa::<G>(page), Access::READ_WRITE)?;
         }
     }
     Ok(())
 }
 
-/// Write-protects and splits the slot, 1 GiB at a time, and coalesces the blocks again, until it is `over`.
-fn maintain(stage2: &Stage2<Shared>, pool: &mut Pool, size: u64, over: &AtomicBool) -> Result<(), Failure> {
-    for first in (0..size / PAGE).step_by((GIB / PAGE) as usize).cycle() {
-        let range = ipa(first)..ipa(first) + GIB;
+/// Bytes that the maintenance works on at a time: 1 GiB, or as much as has one of the blocks that it splits.
+const fn piece<G: Granule>() -> u64 {
+    if 8 * block::<G>() > GIB { 8 * block::<G>() } else { GIB }
+}
+
+/// Write-protects and splits the slot, a piece at a time, and coalesces the blocks again, until it is `over`.
+fn maintain<G: Granule>(
+    stage2: &Stage2<Shared, G>,
+    pool: &mut Pool<G>,
+    size: u64,
+    over: &AtomicBool,
+) -> Result<(), Failure> {
+    let pages = piece::<G>() / G::SIZE;
+    for first in (0..size / G::SIZE).step_by(pages as usize).cycle() {
+        let range = ipa::<G>(first)..ipa::<G>(first + pages);
         stage2.write_protect(range.clone())?.complete().free(pool);
         let split = stage2.split(range, GIB, pool, |_, _| ControlFlow::Continue(()))?;
         if split.blocks == 0 || split.stopped.is_some() {
             return Err(Failure::Unexpected("the maintenance ran out of blocks or of pages"));
         }
-        for first in (first..first + GIB / PAGE).step_by((BLOCK / PAGE) as usize) {
-            if Region::of(first / (BLOCK / PAGE)) == Region::Block {
-                let grant = stage2.open(window(first, BLOCK), ipa(first));
-                let _ = grant.coalesce(Level::L2, &READABLE, pool, &mut |_| ())?;
+        for first in (first..first + pages).step_by(G::ENTRIES) {
+            if Region::of(first / G::ENTRIES as u64) == Region::Block {
+                let _ = grant(stage2, first, block::<G>()).coalesce(Level::L2, &READABLE, pool, &mut |_| ())?;
             }
         }
         if over.load(Ordering::Relaxed) {
@@ -337,23 +367,32 @@ const PANICKED: Failure = Failure::Unexpected("a thread panicked");
 #[cfg(test)]
 mod tests {
     use super::*;
+    use twofold_stage2::{Kib4, Kib16, Kib64};
 
     #[test]
     fn threads_lead_to_what_they_should() {
-        const SIZE: u64 = 1 << 30;
-        let arena = Arena::map(arena_bytes(SIZE)).unwrap();
-        for row in ROWS {
-            let once = row.once(arena, SIZE, two_cpus().unwrap_or([0, 0]));
-            let once = once.unwrap_or_else(|error| panic!("{}: {error}", row.name));
-            assert!(once.one.ns > 0.0 && once.two.ns > 0.0, "{}", row.name);
+        fn run<G: Granule>() {
+            // Not less than 1 GiB, which is the least of a user's guest.
+            let size = piece::<G>();
+            let arena = Arena::map(arena_bytes::<G>(size).unwrap()).unwrap();
+            let rows: Vec<_> = rows::<G>(size).collect();
+            assert_eq!(rows.len(), 4);
+            for row in rows {
+                let once = row.once(arena, size, two_cpus().unwrap_or([0, 0]));
+                let once = once.unwrap_or_else(|error| panic!("{}: {error}", row.name));
+                assert!(once.one.ns > 0.0 && once.two.ns > 0.0, "{}", row.name);
+            }
         }
+        run::<Kib4>();
+        run::<Kib16>();
+        run::<Kib64>();
     }
 
     #[test]
     fn a_row_has_the_keys_that_were_agreed() {
         let side = |ns| Side { ns, share: 1.0 };
         let runs = [(4.0, 2.0), (3.0, 3.0), (6.0, 4.0)].map(|(one, two)| Once { one: side(one), two: side(two) });
-        let text = serde_json::to_string(&Measured::of(&ROWS[0], &runs).unwrap()).unwrap();
+        let text = serde_json::to_string(&Measured::of(rows::<Kib4>(GIB).next().unwrap(), &runs).unwrap()).unwrap();
         assert_eq!(text, r#"{"name":"disjoint_2m","ratio":1.5,"min":1.0,"max":2.0,"one":4.0,"two":3.0}"#);
     }
 }

@@ -27,7 +27,7 @@ pub use compare::CompareOptions;
 pub use dirty_costs::DirtyCostsOptions;
 pub use dirty_log::DirtyLogOptions;
 pub use dirty_table::DirtyTableOptions;
-pub use engine::{EngineOptions, Steps};
+pub use engine::{EngineOptions, GranuleOption, Steps};
 pub use exits::ExitsOptions;
 pub use headline::HeadlineOptions;
 pub use migrate::{CompareRamOptions, Control, MigrateOptions, Packed};

@@ -45,7 +45,7 @@ pub fn measure<'r>(rows: &[&'r Row], size: u64, runs: u32) -> anyhow::Result<Cos
                 times.push(time);
             }
             if run > 0 && matches!(row.target, Some(Target::Reads(_))) {
-                reads.push(read.time(arena, size) * entries as f64);
+                reads.push(read.time(arena, entries) * entries as f64);
             }
         }
     }
