@@ -335,6 +335,8 @@ words! {
         VmallE1Is = "vmalle1is",
         /// Stage 1, stage 2 and combined entries of the VMID.
         VmallS12E1Is = "vmalls12e1is",
+        /// All entries of the regime, of every VMID.
+        Alle1Is = "alle1is",
     }
 
     /// The domain and kind of a data synchronization barrier.

@@ -32,7 +32,7 @@ pub struct InstructionCounts {
 }
 
 /// The operations, in the order of their counters.
-const TLBI: [(Tlbi, &str); 8] = [
+const TLBI: [(Tlbi, &str); 9] = [
     (Tlbi::Ipas2E1, "ipas2e1"),
     (Tlbi::Ipas2E1Is, "ipas2e1is"),
     (Tlbi::Ipas2Le1Is, "ipas2le1is"),
@@ -41,6 +41,7 @@ const TLBI: [(Tlbi, &str); 8] = [
     (Tlbi::VmallE1, "vmalle1"),
     (Tlbi::VmallE1Is, "vmalle1is"),
     (Tlbi::VmallS12E1Is, "vmalls12e1is"),
+    (Tlbi::Alle1Is, "alle1is"),
 ];
 
 impl Counted {

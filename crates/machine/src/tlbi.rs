@@ -10,7 +10,7 @@ use twofold_stage2::platform::Tlbi;
 
 use crate::walk::Format;
 
-/// The entries of the current VMID that an operation invalidates.
+/// The entries that an operation invalidates, of the current VMID if it does not name all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
     /// The entries of stage 2 only.
@@ -19,6 +19,8 @@ pub struct Reach {
     pub stage1_and_combined: bool,
     /// Whether it applies to all CPUs of the inner shareable domain, and not only to the CPU that executes it.
     pub broadcast: bool,
+    /// Whether it applies to every VMID, and not only to the current one.
+    pub every_vmid: bool,
 }
 
 /// The stage-2 entries that are invalidated.
@@ -84,8 +86,8 @@ impl Reach {
         let by_ipa =
             |last, broadcast| Ok(Self::stage2(single(operand, last, features, format).map_err(wrong)?, broadcast));
         let by_range = |last| Ok(Self::stage2(range(operand, last, features, format).map_err(wrong)?, true));
-        let all = |stage2, broadcast| match operand {
-            0 => Ok(Self { stage2, stage1_and_combined: true, broadcast }),
+        let all = |stage2, broadcast, every_vmid| match operand {
+            0 => Ok(Self { stage2, stage1_and_combined: true, broadcast, every_vmid }),
             _ => Err(wrong(Wrong::Superfluous)),
         };
         match operation {
@@ -94,15 +96,16 @@ impl Reach {
             Tlbi::Ipas2Le1Is => by_ipa(true, true),
             Tlbi::Ripas2E1Is => by_range(false),
             Tlbi::Ripas2Le1Is => by_range(true),
-            Tlbi::VmallE1 => all(None, false),
-            Tlbi::VmallE1Is => all(None, true),
-            Tlbi::VmallS12E1Is => all(Some(Which::All), true),
+            Tlbi::VmallE1 => all(None, false, false),
+            Tlbi::VmallE1Is => all(None, true, false),
+            Tlbi::VmallS12E1Is => all(Some(Which::All), true, false),
+            Tlbi::Alle1Is => all(Some(Which::All), true, true),
         }
     }
 
     /// The reach of an operation by IPA, which need not invalidate entries that combine both stages.
     fn stage2(which: Which, broadcast: bool) -> Self {
-        Self { stage2: Some(which), stage1_and_combined: false, broadcast }
+        Self { stage2: Some(which), stage1_and_combined: false, broadcast, every_vmid: false }
     }
 }
 
@@ -194,7 +197,7 @@ mod tests {
     use crate::walk::span;
 
     const ALL: Features = Features::NONE.with_tlbi_range(true).with_tlbi_level_hint(true);
-    const OPERATIONS: [Tlbi; 8] = [
+    const OPERATIONS: [Tlbi; 9] = [
         Tlbi::Ipas2E1,
         Tlbi::Ipas2E1Is,
         Tlbi::Ipas2Le1Is,
@@ -203,6 +206,7 @@ mod tests {
         Tlbi::VmallE1,
         Tlbi::VmallE1Is,
         Tlbi::VmallS12E1Is,
+        Tlbi::Alle1Is,
     ];
 
     fn decode(operation: Tlbi, operand: u64) -> Result<Reach, OperandError> {
@@ -225,11 +229,13 @@ mod tests {
             (Tlbi::VmallE1, 0, (false, true, false, false)),
             (Tlbi::VmallE1Is, 0, (false, true, true, false)),
             (Tlbi::VmallS12E1Is, 0, (true, true, true, false)),
+            (Tlbi::Alle1Is, 0, (true, true, true, false)),
         ] {
             let reach = decode(operation, operand).unwrap();
             let leaves = matches!(reach.stage2, Some(Which::Range { last_level_only: true, .. }));
             let seen = (reach.stage2.is_some(), reach.stage1_and_combined, reach.broadcast, leaves);
             assert_eq!(seen, expected, "{operation:?}");
+            assert_eq!(reach.every_vmid, operation == Tlbi::Alle1Is);
         }
     }
 
@@ -252,6 +258,7 @@ mod tests {
             (Tlbi::VmallE1, 1, ALL, Wrong::Superfluous),
             (Tlbi::VmallE1Is, 1 << 48, ALL, Wrong::Superfluous),
             (Tlbi::VmallS12E1Is, 0x4_0000, ALL, Wrong::Superfluous),
+            (Tlbi::Alle1Is, 1, ALL, Wrong::Superfluous),
             (Tlbi::Ipas2E1, 1 << 63 | 5, ALL, Wrong::Reserved(1 << 63)),
             (Tlbi::Ipas2E1Is, 1 << 48 | 5, ALL, Wrong::Reserved(1 << 48)),
             (Tlbi::Ipas2Le1Is, 1 << 40, ALL, Wrong::Reserved(1 << 40)),
@@ -326,7 +333,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_operand_panics(index in 0usize..8, operand: u64, low in 0u64..1 << 48, ranges: bool, hints: bool) {
+        fn no_operand_panics(index in 0usize..9, operand: u64, low in 0u64..1 << 48, ranges: bool, hints: bool) {
             let features = Features::NONE.with_tlbi_range(ranges).with_tlbi_level_hint(hints);
             for operand in [operand, low] {
                 if let Ok(Reach { stage2: Some(which), .. }) = Reach::decode(OPERATIONS[index], operand, &features, Format::KIB_4) {

@@ -130,6 +130,7 @@ unsafe impl<M: FrameMap> Platform for Arm64<M> {
             Tlbi::VmallE1 => instruction!("tlbi vmalle1"),
             Tlbi::VmallE1Is => instruction!("tlbi vmalle1is"),
             Tlbi::VmallS12E1Is => instruction!("tlbi vmalls12e1is"),
+            Tlbi::Alle1Is => instruction!("tlbi alle1is"),
         }
     }
 

@@ -45,6 +45,12 @@ pub enum Error {
         /// The number of bits that the CPU has.
         bits: u32,
     },
+    /// CPUs use all VMIDs that trees share ([`Vmids`](crate::Vmids)), or there are none.
+    #[error("all of the {slots} VMIDs to share are in use: each CPU needs two")]
+    NoVmid {
+        /// The number of VMIDs.
+        slots: usize,
+    },
     /// A feature has a value that the architecture does not have (Arm ARM DDI 0487K.a, D23.2): the engine would clean or zero
     /// too little.
     #[error(

@@ -21,6 +21,8 @@ pub enum Tlbi {
     VmallE1Is,
     /// Stage 1, stage 2 and combined entries of the current VMID.
     VmallS12E1Is,
+    /// All entries of the regime, of every VMID.
+    Alle1Is,
 }
 
 /// The domain and kind of a data synchronization barrier.

@@ -62,8 +62,8 @@
 //! * The embedder vouches for devices, and for RAM that is not donated, by [`Window::new`], which is unsafe and states what is
 //!   promised.
 //!
-//! *The caller* gives each guest its own VMID, and loads no tables that are destroyed: see [`Stage2::new`] and
-//! [`Stage2::destroy`].
+//! *The caller* gives each guest its own VMID, or has them shared ([`Vmids`]), and loads no tables that are destroyed: see
+//! [`Stage2::new`] and [`Stage2::destroy`].
 //!
 //! # Caches
 //!
@@ -178,6 +178,7 @@ mod table_lock;
 mod tables_below;
 mod unlinked;
 mod unmap;
+mod vmids;
 mod withdraw;
 
 pub use address::{Ipa, IpaRange, Pa, Vmid};
@@ -208,4 +209,5 @@ pub use relax::Relaxed;
 pub use removal::{Broken, Downgrade, Freed, Join, RemovalWatcher, Unwatched};
 pub use split::{Split, Stopped};
 pub use stage2::Stage2;
+pub use vmids::{VmidInUse, VmidSlot, Vmids};
 pub use withdraw::Withdrawal;

@@ -8,7 +8,7 @@ use core::ptr::NonNull;
 
 pub use crate::instructions::{Dc, Domain, Ic, Tlbi};
 use crate::lines::each_line;
-use crate::{Pa, TableMetadata};
+use crate::{Pa, TableMetadata, Vmids};
 
 /// Executes instructions, and maps frames.
 ///
@@ -59,6 +59,13 @@ pub unsafe trait Platform {
     /// `MSR VTTBR_EL2`. To flush for a guest that is not loaded, the engine loads that guest's value, and restores the
     /// old one afterwards. To enter a guest, the embedder loads it.
     fn load_vttbr(&self, value: u64);
+
+    /// The VMIDs that the trees of this platform share, if any do ([`Stage2::sharing_vmids`](crate::Stage2::sharing_vmids)):
+    /// always the same ones. By default none.
+    #[inline(always)]
+    fn vmids(&self) -> Option<&Vmids<'_>> {
+        None
+    }
 
     /// The address at which the byte at `pa` is mapped.
     fn pointer(&self, pa: Pa) -> NonNull<u8>;

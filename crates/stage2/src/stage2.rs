@@ -14,6 +14,7 @@ use crate::resize::LiveSplits;
 use crate::sequence::SequenceCount;
 use crate::table::Table;
 use crate::tlb::Tlb;
+use crate::vmids::TreeVmid;
 use crate::{
     Descriptor, Error, Features, Geometry, Granule, Kib4, Memory, Pa, Root, TablePage, TableSource, Vmid, registers,
 };
@@ -30,6 +31,8 @@ pub struct Stage2<P: Platform, G: Granule = Kib4> {
     root: Root,
     vttbr: u64,
     root_entries: usize,
+    pub(crate) shares_vmids: bool,
+    pub(crate) vmid: TreeVmid,
     pub(crate) sequence: SequenceCount,
     pub(crate) pending_downgrades: PendingDowngrades,
     pub(crate) deferred_free: DeferredFree,
@@ -41,7 +44,7 @@ pub struct Stage2<P: Platform, G: Granule = Kib4> {
 }
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
-    /// Empty tables with this root, which is zeroed here.
+    /// Empty tables with this root, which is zeroed here, under a VMID of their own.
     ///
     /// *The caller* gives each guest its own VMID. If the VMID was used before, its TLB entries must be invalidated
     /// before the guest runs, and after the last CPU has stopped using the old tables.
@@ -53,6 +56,30 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     /// * [`Error::Vmid`] if the VMID has more bits than the CPU supports.
     /// * [`Error::Root`] if the root is smaller than the geometry needs.
     pub fn new(platform: P, features: Features, geometry: Geometry<G>, vmid: Vmid, root: Root) -> Result<Self, Error> {
+        Self::under(platform, features, geometry, vmid, root, false)
+    }
+
+    /// As [`new`](Self::new), under a VMID that is given when a CPU needs one ([`use_vmid`](Self::use_vmid)), and that may be
+    /// given to other tables later. So there may be more guests than VMIDs.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and [`Error::NoVmid`] if the platform has no VMIDs to share ([`Platform::vmids`]).
+    pub fn sharing_vmids(platform: P, features: Features, geometry: Geometry<G>, root: Root) -> Result<Self, Error> {
+        if platform.vmids().is_none() {
+            return Err(Error::NoVmid { slots: 0 });
+        }
+        Self::under(platform, features, geometry, Vmid::new(0), root, true)
+    }
+
+    fn under(
+        platform: P,
+        features: Features,
+        geometry: Geometry<G>,
+        vmid: Vmid,
+        root: Root,
+        shares_vmids: bool,
+    ) -> Result<Self, Error> {
         features.check()?;
         let fits = u32::from(vmid.raw()).checked_shr(features.vmid_bits).unwrap_or(0) == 0;
         if !primitive::check(fits) {
@@ -77,6 +104,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             root,
             vttbr,
             root_entries,
+            shares_vmids,
+            vmid: TreeVmid::default(),
             sequence: SequenceCount::default(),
             pending_downgrades: PendingDowngrades::default(),
             deferred_free: DeferredFree::default(),
@@ -102,7 +131,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         &self.platform
     }
 
-    /// The value of `VTTBR_EL2` for running the guest.
+    /// The value of `VTTBR_EL2` for running the guest. If its VMIDs are shared, VMID 0 is in it, and the guest runs with
+    /// [`use_vmid`](Self::use_vmid) instead.
     pub fn vttbr(&self) -> u64 {
         self.vttbr
     }

@@ -253,17 +253,20 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
     }
 
     /// Runs `body` with this guest's VMID in `VTTBR_EL2`, since a TLBI applies to the VMID there. Then restores the
-    /// register.
+    /// register. A guest whose VMID was given to another one has no entry in any TLB.
     fn as_current_vmid(&self, body: impl FnOnce()) {
+        let Some(in_use) = self.0.vmid_to_flush() else { return };
         let saved = self.0.platform().vttbr();
-        if saved == self.0.vttbr() {
-            return body();
+        if saved == in_use.vttbr() {
+            body();
+        } else {
+            primitive::load_vttbr(self.0.platform(), in_use.vttbr());
+            primitive::isb(self.0.platform());
+            body();
+            primitive::load_vttbr(self.0.platform(), saved);
+            primitive::isb(self.0.platform());
         }
-        primitive::load_vttbr(self.0.platform(), self.0.vttbr());
-        primitive::isb(self.0.platform());
-        body();
-        primitive::load_vttbr(self.0.platform(), saved);
-        primitive::isb(self.0.platform());
+        self.0.release_vmid(in_use);
     }
 }
 

@@ -61,7 +61,7 @@ impl Formats {
             Tlbi::Ripas2E1Is | Tlbi::Ripas2Le1Is => self.range(operand, last_level)?,
             _ if operand != 0 => return Err(format!("the operation takes no operand, and has {operand:#x}")),
             Tlbi::VmallE1 | Tlbi::VmallE1Is => What::Combined,
-            Tlbi::VmallS12E1Is => What::All,
+            Tlbi::VmallS12E1Is | Tlbi::Alle1Is => What::All,
         };
         Ok(Named { what, broadcast })
     }

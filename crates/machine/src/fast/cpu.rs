@@ -159,7 +159,8 @@ impl Cpu {
     /// entry.
     pub(super) fn forget(&self, vmid: u16, reach: &Reach) -> bool {
         let loaded = self.shared.loaded.load(Ordering::Acquire);
-        if loaded & !COMBINED != LOADED | u64::from(vmid) {
+        let is_named = if reach.every_vmid { loaded != 0 } else { loaded & !COMBINED == LOADED | u64::from(vmid) };
+        if !is_named {
             return false;
         }
         let which = if loaded & COMBINED == 0 { reach.stage2 } else { reach.stage1_and_combined.then_some(Which::All) };

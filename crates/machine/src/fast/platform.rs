@@ -50,7 +50,7 @@ impl FastPlatform {
 unsafe impl Platform for FastPlatform {
     /// An operand that does not decode invalidates everything. The strict mode is the one that reports it.
     fn tlbi(&self, operation: Tlbi, operand: u64) {
-        let all = Reach { stage2: Some(Which::All), stage1_and_combined: true, broadcast: true };
+        let all = Reach { stage2: Some(Which::All), stage1_and_combined: true, broadcast: true, every_vmid: false };
         let reach = Reach::decode(operation, operand, &self.0.features, Format::KIB_4).unwrap_or(all);
         self.thread(|thread| {
             let vmid = (thread.vttbr() >> 48) as u16;

@@ -62,7 +62,7 @@ fn a_walk_that_an_invalidation_overtakes_begins_anew() {
     let machine = machine(1, true);
     let cpu = &machine.cpus[0];
     cpu.load(VMID, false);
-    let all = Reach { stage2: Some(Which::All), stage1_and_combined: true, broadcast: true };
+    let all = Reach { stage2: Some(Which::All), stage1_and_combined: true, broadcast: true, every_vmid: false };
     let mut walks = 0;
     let filled = cpu.fill(VA, || {
         walks += 1;

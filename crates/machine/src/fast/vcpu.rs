@@ -265,7 +265,7 @@ impl Instructions for FastVcpu {
     }
 
     fn invalidate_stage1(&mut self) {
-        let reach = Reach { stage2: None, stage1_and_combined: true, broadcast: true };
+        let reach = Reach { stage2: None, stage1_and_combined: true, broadcast: true, every_vmid: false };
         let pending = self.machine.invalidate(self.stage2.vmid, &reach, Some(self.index));
         if pending != 0 {
             self.machine.complete(pending);

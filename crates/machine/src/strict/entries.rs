@@ -10,7 +10,7 @@ use twofold_stage2::{Ipa, Pa};
 
 use super::breach::{Change, Rule};
 use super::clock::Moment;
-use super::model::{Broken, Model, Outcome};
+use super::model::{Broken, Cpu, Model, Outcome};
 use super::shape::{ACCESSED, gave_less, gave_more, is_same_mapping};
 use super::stale::{CpuSet, Kind, Stale};
 use super::tables::{Page, Root, Standing, TablePosition};
@@ -302,13 +302,20 @@ impl Model {
     ) {
         // No TLB holds a leaf without access flag (Arm ARM DDI 0487K.a, D8.5.1).
         if kind == Kind::Table || raw & ACCESSED != 0 {
-            self.stale.add(Stale::new(
+            let stale = Stale::new(
                 (root.vmid, number),
                 (place.0, (place.1, self.format.span(place.1)), place.2),
                 (raw, kind, removed),
                 (moment, self.step),
                 root.exposed,
-            ));
+            );
+            if root.shares_vmids {
+                let away = |cpu: &(usize, &Cpu)| self.format.root(cpu.1.effective) != root.pa;
+                let away = self.cpus.iter().enumerate().filter(away).fold(0, |set, (cpu, _)| set | 1 << cpu);
+                self.stale.add_shared(stale, away);
+            } else {
+                self.stale.add(stale);
+            }
         }
     }
 

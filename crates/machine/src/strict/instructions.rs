@@ -8,7 +8,7 @@ use twofold_stage2::platform::{Domain, Ic, Tlbi};
 
 use super::breach::Rule;
 use super::model::{Broken, Model, Outcome};
-use super::stale::CpuSet;
+use super::stale::{CpuSet, Stale};
 use super::tables::{Page, Root, Standing};
 use crate::tlbi::Reach;
 use crate::walk::Shape;
@@ -30,9 +30,13 @@ impl Model {
         self.cpus[cpu].invalidations += 1;
         let vmid = self.vmid(self.cpus[cpu].effective);
         let cpus = if reach.broadcast { self.all() } else { 1 << cpu };
-        let cells = &self.cells;
-        self.stale.issue(cpu, vmid, &reach, cpus, |moment, cpu| cells.is_published(moment, cpu));
+        let (cells, tables, format, all) = (&self.cells, &self.tables, self.format, &self.cpus);
+        let is_away = |root: &Root, cpu: usize| root.shares_vmids && format.root(all[cpu].effective) != root.pa;
+        let final_on =
+            |stale: &Stale, cpu| cells.is_published(stale.changed, cpu) || is_away(tables.root(stale.root), cpu);
+        self.stale.issue(cpu, vmid, &reach, cpus, final_on);
         if reach.stage1_and_combined {
+            let vmid = Some(vmid).filter(|_| !reach.every_vmid);
             self.cpus[cpu].stage1.push((vmid, reach.broadcast, reach.stage2.is_some()));
         }
         Ok(())
@@ -42,6 +46,8 @@ impl Model {
         self.trace.event(Event::Dsb { domain: trace::Domain::ALL[domain as usize] });
         let everywhere = matches!(domain, Domain::Ish | Domain::IshSt);
         self.cells.publish(cpu, everywhere);
+        let (cells, cpus) = (&self.cells, self.cpus.len());
+        self.stale.publish(|changed| (0..cpus).all(|cpu| cells.is_published(changed, cpu)));
         if matches!(domain, Domain::IshSt | Domain::NshSt) {
             return;
         }
@@ -85,6 +91,14 @@ impl Model {
         self.cpus[cpu].effective = vttbr;
         let (vmid, pa) = (self.vmid(vttbr), self.format.root(vttbr));
         let Some(number) = self.tables.find_root(pa) else { return Ok(()) };
+        let was = *self.tables.root(number);
+        if was.vmid != vmid && was.exposed != 0 {
+            let what = format!(
+                "the tree at {pa:#x} gets VMID {vmid}, and TLBs may hold entries of it with VMID {}, which its flushes miss",
+                was.vmid
+            );
+            return Err(Broken::new(Rule::VmidReused, what));
+        }
         let held = |at: usize| self.stale.iter().any(|stale| stale.root == at && stale.cpus() >> cpu & 1 == 1);
         let other = |(at, root): (usize, &Root)| {
             at != number && root.vmid == vmid && (root.exposed >> cpu & 1 == 1 || held(at))
@@ -96,7 +110,10 @@ impl Model {
             );
             return Err(Broken::new(Rule::VmidReused, what));
         }
+        let cells = &self.cells;
+        self.stale.load(cpu, (vmid, number), |changed| cells.is_published(changed, cpu));
         let root = &mut self.tables.roots_mut()[number];
+        root.vmid = vmid;
         root.exposed |= 1 << cpu;
         root.was_loaded = true;
         Ok(())
@@ -128,25 +145,23 @@ impl Model {
         for (vmid, broadcast, both) in issued {
             if broadcast && !everywhere {
                 self.cpus[cpu].stage1.push((vmid, broadcast, both));
-                self.cpus[cpu].vcpus.remove(&vmid);
+                self.cpus[cpu].forget_vcpus(vmid);
                 continue;
             }
             let reached = self.cpus.iter_mut().enumerate().filter(|(number, _)| broadcast || *number == cpu);
-            reached.for_each(|(_, cpu)| {
-                cpu.vcpus.remove(&vmid);
-            });
+            reached.for_each(|(_, cpu)| cpu.forget_vcpus(vmid));
             if both && broadcast {
                 self.forget_exposure(vmid);
             }
         }
     }
 
-    /// Everything of a VMID is invalidated. Only a CPU that has a tree with entries loaded now may hold entries of it
-    /// again.
-    fn forget_exposure(&mut self, vmid: u16) {
+    /// Everything of a VMID, or of all, is invalidated. Only a CPU that has a tree with entries loaded now may hold entries of
+    /// it again.
+    fn forget_exposure(&mut self, vmid: Option<u16>) {
         for number in 0..self.tables.roots().len() {
             let root = *self.tables.root(number);
-            if root.vmid != vmid {
+            if vmid.is_some_and(|vmid| root.vmid != vmid) {
                 continue;
             }
             let holds = |index: u64| self.format.shape(self.read(root.pa + index * 8), root.level) != Shape::Invalid;

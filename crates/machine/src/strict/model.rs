@@ -62,9 +62,16 @@ pub(crate) struct Cpu {
     pub(super) complete: Clock,
     /// For each VMID, the vCPU whose stage-1 entries may be cached.
     pub(crate) vcpus: HashMap<u16, u32>,
-    /// Stage-1 invalidations that are not complete: the VMID, whether they apply to all CPUs, and whether they include
-    /// stage 2.
-    pub(super) stage1: Vec<(u16, bool, bool)>,
+    /// Stage-1 invalidations that are not complete: the VMID (`None`: every one), whether they apply to all CPUs, and whether
+    /// they include stage 2.
+    pub(super) stage1: Vec<(Option<u16>, bool, bool)>,
+}
+
+impl Cpu {
+    /// No entry of stage 1 of this VMID, or of any, is cached here any more.
+    pub(super) fn forget_vcpus(&mut self, vmid: Option<u16>) {
+        self.vcpus.retain(|of, _| vmid.is_some_and(|vmid| vmid != *of));
+    }
 }
 
 /// The number of changes that are kept for reports.

@@ -77,6 +77,8 @@ pub(crate) struct StaleEntries {
     /// The last entries to go, each with the moment and step of the barrier that completed its invalidation.
     gone: VecDeque<(Stale, Moment, u64)>,
     issued: Vec<Invalidation>,
+    /// What was changed in trees that share VMIDs, as long as some CPU's walks do not see the change.
+    unseen: Vec<Stale>,
 }
 
 /// An invalidation that was issued, with the entries that it names.
@@ -85,7 +87,8 @@ struct Invalidation {
     by: usize,
     /// The CPUs on which it is not complete.
     cpus: CpuSet,
-    vmid: u16,
+    /// `None`: every VMID.
+    vmid: Option<u16>,
     reach: Reach,
     names: Vec<(u64, CpuSet, Part)>,
 }
@@ -203,7 +206,7 @@ impl StaleEntries {
         let above = |above: &&Stale| above.root == stale.root && above.kind == Kind::Table && above.overlaps(&range);
         let above: Vec<u64> = self.entries.iter().filter(above).map(|stale| stale.id).collect();
         self.add(stale);
-        for issued in self.issued.iter_mut().filter(|issued| issued.vmid == stale.vmid) {
+        for issued in self.issued.iter_mut().filter(|issued| issued.vmid.is_none_or(|vmid| vmid == stale.vmid)) {
             let Some(part @ (Part::Stage2 | Part::Both)) = stale.part_in(&issued.reach) else { continue };
             let names = issued.names.iter().filter(|(id, ..)| above.contains(id));
             let on = names.fold(0, |on, (_, cpus, _)| on | cpus);
@@ -224,19 +227,61 @@ impl StaleEntries {
         self.entries.is_empty()
     }
 
-    /// Issues an invalidation on `cpus`. `published` returns whether a CPU's walks see a change.
+    /// Adds an entry of a tree that shares its VMIDs, and keeps the change until every CPU's walks see it. CPUs that are `away`
+    /// have not loaded the tree, so a pending invalidation of every VMID reaches what they hold of it.
+    pub(crate) fn add_shared(&mut self, stale: Stale, away: CpuSet) {
+        self.unseen.push(stale);
+        self.add(stale);
+        if stale.cpus() & away != 0 {
+            for issued in self.issued.iter_mut().filter(|issued| issued.vmid.is_none()) {
+                issued.names.push((self.added, issued.cpus & away, Part::Both));
+            }
+        }
+    }
+
+    /// Forgets the changes that every CPU's walks see.
+    pub(crate) fn publish(&mut self, published: impl Fn(Moment) -> bool) {
+        self.unseen.retain(|stale| !published(stale.changed));
+    }
+
+    /// A CPU has loaded a tree, with this VMID. `published` returns whether its walks see a change. Otherwise they may still
+    /// find, and cache, what was there before.
+    pub(crate) fn load(&mut self, cpu: usize, (vmid, root): (u16, usize), published: impl Fn(Moment) -> bool) {
+        for at in 0..self.unseen.len() {
+            let unseen = self.unseen[at];
+            if unseen.root != root || published(unseen.changed) {
+                continue;
+            }
+            let same = |stale: &&mut Stale| (stale.entry, stale.changed) == (unseen.entry, unseen.changed);
+            let combined = if unseen.kind == Kind::Table { 0 } else { 1 << cpu };
+            match self.entries.iter_mut().find(same) {
+                Some(stale) => {
+                    stale.vmid = vmid;
+                    stale.stage2 |= 1 << cpu;
+                    stale.combined |= combined;
+                    let names = self.issued.iter_mut().flat_map(|issued| &mut issued.names);
+                    names.filter(|(id, ..)| *id == stale.id).for_each(|(_, on, _)| *on &= !(1 << cpu));
+                }
+                None => self.add(Stale { vmid, stage2: 1 << cpu, combined, unsynchronized: 0, ..unseen }),
+            }
+        }
+    }
+
+    /// Issues an invalidation on `cpus`. `final_on` returns whether a CPU's walks do not find a stale entry any more: they see
+    /// the change; or the CPU has not loaded the tree, and then [`load`](Self::load) adds the entry again.
     pub(crate) fn issue(
         &mut self,
         by: usize,
         vmid: u16,
         reach: &Reach,
         cpus: CpuSet,
-        published: impl Fn(Moment, usize) -> bool,
+        final_on: impl Fn(&Stale, usize) -> bool,
     ) {
+        let vmid = Some(vmid).filter(|_| !reach.every_vmid);
         let mut names = Vec::new();
-        for stale in self.entries.iter().filter(|stale| stale.vmid == vmid) {
+        for stale in self.entries.iter().filter(|stale| vmid.is_none_or(|vmid| vmid == stale.vmid)) {
             let Some(part) = stale.part_in(reach) else { continue };
-            let at = |cpu: &usize| cpus >> cpu & 1 == 1 && published(stale.changed, *cpu);
+            let at = |cpu: &usize| cpus >> cpu & 1 == 1 && final_on(stale, *cpu);
             let mut on = (0..8).filter(at).fold(0, |set, cpu| set | 1 << cpu);
             if part == Part::Combined {
                 on &= !stale.stage2;
@@ -250,7 +295,8 @@ impl StaleEntries {
 
     /// Notes that an entry in an unlinked table was changed again: an invalidation has to follow this change.
     pub(crate) fn changed_too(&mut self, entry: u64, changed: Moment) {
-        self.entries.iter_mut().filter(|stale| stale.entry == entry).for_each(|stale| stale.changed = changed);
+        let all = self.entries.iter_mut().chain(&mut self.unseen);
+        all.filter(|stale| stale.entry == entry).for_each(|stale| stale.changed = changed);
     }
 
     /// Completes this CPU's invalidations on `cpus`, by a `DSB` for loads and stores.

@@ -50,11 +50,14 @@ pub(crate) struct Root {
     pub(crate) pa: u64,
     pub(crate) entries: usize,
     pub(crate) level: u8,
+    /// The VMID with which it was loaded last. A tree that is made with VMID 0 shares its VMIDs.
     pub(crate) vmid: u16,
     pub(crate) alive: bool,
     /// The CPUs that have had it loaded since the last invalidation of its whole VMID.
     pub(crate) exposed: u8,
     pub(crate) was_loaded: bool,
+    /// Whether its VMID is given to it later, and may become another tree's.
+    pub(crate) shares_vmids: bool,
 }
 
 /// The unit in which memory is accounted for; pages of tables may be larger.
@@ -105,7 +108,16 @@ impl Tables {
     /// Adds a root.
     pub(crate) fn add_root(&mut self, (pa, entries, level): (u64, usize, u8), vmid: u16, step: u64) {
         let root = self.roots.len();
-        self.roots.push(Root { pa, entries, level, vmid, alive: true, exposed: 0, was_loaded: false });
+        self.roots.push(Root {
+            pa,
+            entries,
+            level,
+            vmid,
+            alive: true,
+            exposed: 0,
+            was_loaded: false,
+            shares_vmids: vmid == 0,
+        });
         let (size, each) = (self.format.page(), self.format.entries() * self.format.span(level));
         for number in 0..(entries as u64 * 8).div_ceil(size) {
             let place = TablePosition { root, ipa: number * each, level };

@@ -162,6 +162,7 @@ mod tests {
             Tlbi::VmallE1,
             Tlbi::VmallE1Is,
             Tlbi::VmallS12E1Is,
+            Tlbi::Alle1Is,
         ];
         assert_eq!(names(trace::Tlbi::ALL), names(&tlbi));
         assert!(tlbi.iter().enumerate().all(|(number, one)| *one as usize == number));

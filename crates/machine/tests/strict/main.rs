@@ -18,6 +18,7 @@ mod store;
 mod swap;
 mod tasks;
 mod vm;
+mod vmids;
 #[path = "../../../stage2/tests/platform/window.rs"]
 mod window;
 mod withdrawn;

@@ -11,7 +11,7 @@ pub mod mmu;
 pub mod tlb;
 pub mod window;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{
-    Access, Donated, Features, Geometry, Ipa, Kib4, Pa, Platform, Run, Stage2, TableMetadata, TablePage, Vmid,
+    Access, Donated, Features, Geometry, Ipa, Kib4, Pa, Platform, Run, Stage2, TableMetadata, TablePage, Vmid, Vmids,
 };
 
 use memory::{Arena, FRAMES, ROOT, TABLES};
@@ -109,6 +109,10 @@ pub struct Machine<M = Arena> {
     atomics: Cell<u64>,
     /// The value of `atomics` at each [`Event::Sees`].
     atomics_at_sights: RefCell<Vec<u64>>,
+    /// Whether the engine may wait for another CPU.
+    pub may_wait: Cell<bool>,
+    /// The VMIDs that trees share, if any do.
+    pub vmids: OnceCell<&'static Vmids<'static>>,
     /// The roots of trees that were dropped without `destroy`.
     pub abandoned: RefCell<Vec<Pa>>,
 }
@@ -127,6 +131,8 @@ impl<M: HostMemory> Machine<M> {
             interrupt_hook: RefCell::default(),
             atomics: Cell::new(0),
             atomics_at_sights: RefCell::default(),
+            may_wait: Cell::new(false),
+            vmids: OnceCell::new(),
             abandoned: RefCell::default(),
         })
     }
@@ -340,6 +346,10 @@ unsafe impl<M: HostMemory> Platform for Host<M> {
         self.0.vttbr.get()
     }
 
+    fn vmids(&self) -> Option<&Vmids<'_>> {
+        self.0.vmids.get().copied()
+    }
+
     fn load_vttbr(&self, value: u64) {
         self.0.vttbr.set(value);
         self.0.record(Event::LoadVttbr(value));
@@ -359,7 +369,7 @@ unsafe impl<M: HostMemory> Platform for Host<M> {
     }
 
     fn pause(&self, _: u32) {
-        panic!("the engine waits for another CPU, and there is none");
+        assert!(self.0.may_wait.get(), "the engine waits for another CPU, and there is none");
     }
 
     fn on_atomic(&self) {

@@ -105,7 +105,7 @@ impl RemoteTlb {
         for (operation, which) in std::mem::take(&mut self.under_way) {
             self.stage2.retain(|leaf| !which.hits(leaf.ipa.raw(), leaf.span(), leaf.level, false));
             self.links.retain(|link| !which.hits(link.ipa.raw(), span(link.level), link.level, true));
-            if operation == Tlbi::VmallS12E1Is {
+            if matches!(operation, Tlbi::VmallS12E1Is | Tlbi::Alle1Is) {
                 self.combined.clear();
             }
         }

@@ -23,6 +23,7 @@ mod protect;
 mod resize;
 mod split;
 mod unmap;
+mod vmids;
 mod withdraw;
 
 use crate::platform::window::ByAddress as _;

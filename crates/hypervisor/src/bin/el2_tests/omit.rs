@@ -85,6 +85,8 @@ impl Omit {
                 // SAFETY: invalidating more of this CPU's TLB than needed changes no memory.
                 unsafe { asm!("tlbi vmalls12e1", options(nostack, preserves_flags)) };
             }
+            // SAFETY: as above.
+            Tlbi::Alle1Is => unsafe { asm!("tlbi alle1", options(nostack, preserves_flags)) },
         }
     }
 }

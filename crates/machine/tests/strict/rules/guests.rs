@@ -152,6 +152,27 @@ fn a_vmid_that_is_given_to_the_next_guest_after_everything_of_it_went_is_allowed
     ended.unwrap_or_else(|breach| panic!("{breach}"));
 }
 
+#[test]
+fn a_second_vmid_of_a_guest_is_reported() {
+    reported(Rule::VmidReused, |hand| hand.cpu.load(with_vmid(hand.tree.vttbr, VMID + 1)));
+}
+
+#[test]
+fn a_second_vmid_after_everything_went_is_allowed() {
+    let ended = Machinery::new(MODERN, Bbm::default(), 1, 1).alone(|hand| {
+        // The tree is loaded on no CPU, or walks could continue.
+        hand.cpu.load(0);
+        hand.tlbi(Tlbi::Alle1Is, 0);
+        hand.dsb(Domain::Ish);
+        hand.cpu.load(with_vmid(hand.tree.vttbr, VMID + 1));
+    });
+    ended.unwrap_or_else(|breach| panic!("{breach}"));
+}
+
+fn with_vmid(vttbr: u64, vmid: u16) -> u64 {
+    vttbr & !(0xffff << 48) | u64::from(vmid) << 48
+}
+
 /// A VMID has the number of bits that the CPU implements: with two bits, 5 is 1.
 #[test]
 fn vmids_that_differ_in_bits_that_the_cpu_does_not_have_are_reported() {
@@ -159,7 +180,7 @@ fn vmids_that_differ_in_bits_that_the_cpu_does_not_have_are_reported() {
     let ended = |vmid: u64| {
         Machinery::new(features, Bbm::default(), 2, 1).alone(|hand| {
             let other = Hand::tree(hand.cpu, hand.world, 1, 1);
-            hand.cpu.enter(other.vttbr & !(0xffff << 48) | vmid << 48, other.vtcr, 0);
+            hand.cpu.enter(with_vmid(other.vttbr, vmid as u16), other.vtcr, 0);
         })
     };
     assert_eq!(ended(u64::from(VMID) + 4).unwrap_err().rule, Rule::VmidReused);

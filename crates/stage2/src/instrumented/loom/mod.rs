@@ -22,6 +22,7 @@ mod published;
 mod resized;
 mod reused;
 mod same_frame;
+mod vmids;
 mod withdrawn;
 
 use std::sync::Arc;
