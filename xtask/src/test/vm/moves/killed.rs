@@ -177,7 +177,12 @@ fn held(machines: &Machines, (step, victim, survivor): Case, time: u64) -> anyho
             }
         }
     }
-    let (has_moved, epoch) = (order.ended()?, sides.owned()?.epoch);
+    let has_moved = order.ended()?;
+    if survivor == Some(Victim::Target) {
+        // The order ends with the source that is killed. The target may ask the record after that.
+        target.line_with("one runs here now")?;
+    }
+    let epoch = sides.owned()?.epoch;
     match survivor {
         Some(Victim::Source) => {
             ensure!(!has_moved && order.said.contains("the guest goes on here"), "{}", order.said);
@@ -188,7 +193,6 @@ fn held(machines: &Machines, (step, victim, survivor): Case, time: u64) -> anyho
         }
         Some(Victim::Target) => {
             ensure!(epoch == 1, "epoch {epoch}");
-            target.line_with("one runs here now")?;
             whole(&mut target)?;
         }
         None => {
