@@ -60,7 +60,7 @@ pub const DEFECTS: &[Defect] = &[
         peer: "FreeBSD",
         what: "two guests with one VMID",
         file: "crates/stage2/src/stage2.rs",
-        label: "Stage2::new/check/omit",
+        label: "Stage2::under/check/omit",
     },
     Defect {
         peer: "Genode",

@@ -108,7 +108,7 @@ const EXCUSED: &[Excused] = &[
     excused(MAP, "Stage2::fill_entry: !old.has_memory_of(new) => true", OTHER_TYPE),
     excused(METADATA, "TableMetadata::OTHER_MEMORY: 1 << 2 => a bit more", "bit 3 of a link is unused, like bit 2"),
     excused(METADATA, "TableMetadata::new: 0 => 1 #2", "the first use of the metadata sets its link"),
-    excused(STAGE2, "Stage2::new: 0 => 1 #3", "no block replaces a root, so its claim is never read"),
+    excused(STAGE2, "Stage2::under: 0 => 1 #3", "no block replaces a root, so its claim is never read"),
     excused(UNMAP, "Stage2::unmap_page: location.level != Level::L3 => true", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: 1 => 2", LONG_WAY),
     excused(UNMAP, "Stage2::unmap_page: R::WATCHES => true", "each leaf is passed to a closure that does nothing"),
