@@ -600,6 +600,9 @@ fn figures(asked: Asked, (guest, found): (usize, Found), place: usize, guests: A
         if asked.guest().is_none() {
             asked.figure(None, "heap.grown", heap::grown(), session, launcher);
             asked.figure(None, "memory.free", free * 4096, session, launcher);
+            if let Some(now) = crate::cpus::looks().now() {
+                asked.figure(None, "el2_instructions.now", now, session, launcher);
+            }
         }
         asked.done(session, launcher);
     });

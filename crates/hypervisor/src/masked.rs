@@ -55,6 +55,12 @@ impl Looks {
         self.read.call_once(|| (read, mask));
     }
 
+    /// The instructions that this CPU has retired at EL2 since it counts.
+    #[must_use]
+    pub fn now(&self) -> Option<u64> {
+        self.read.get().map(|(read, _)| read())
+    }
+
     /// EL2 looks for a pending interrupt here.
     #[inline]
     pub fn look(&self) {

@@ -552,6 +552,29 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_another_machine_model_is_refused_by_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("other.snapshot");
+        let mut writer = Writer::new(Stream(BufWriter::new(File::create(&path).unwrap())), Compression::Lz4);
+        let hello = Hello {
+            migration: [1; 16],
+            stream: 0,
+            streams: 1,
+            model: name("twofold-virt-9"),
+            page_shift: PAGE_SIZE.trailing_zeros() as u8,
+            ipa_bits: 40,
+            vcpus: 2,
+            memory: 64 << 20,
+            features: Vec::new(),
+        };
+        writer.hello(&hello).unwrap();
+        writer.flush().unwrap();
+        let why = Snapshot::open(&path).err().unwrap().to_string();
+        assert!(why.contains("the guest's machine is twofold-virt-9, and this target builds twofold-virt-1"), "{why}");
+        assert!(why.contains("other.snapshot"), "{why}");
+    }
+
+    #[test]
     fn a_file_that_is_cut_or_changed_anywhere_is_none() {
         let directory = tempfile::tempdir().unwrap();
         let (path, ..) = saved(directory.path());

@@ -41,6 +41,22 @@ pub trait Links: Sync {
     /// Stands between a source and the target at this address; returns where the source connects. `None`: the link is whole.
     fn next(&self, to: SocketAddr) -> anyhow::Result<Option<SocketAddr>>;
 
+    /// How the machines are booted.
+    fn clock(&self) -> Clock {
+        Clock::Real
+    }
+
+    /// The target has a machine, and the guest is on the way to it.
+    fn comes(&self, _target: &Arc<Session>) {}
+
+    /// The source is about to stop the guest.
+    fn stops(&self, _source: &Session) {}
+
+    /// Called when all of the guest is at the target, and has to be compared, with the source and the target.
+    fn arrived(&self) -> Option<Arrived> {
+        None
+    }
+
     /// The source has offered the guest.
     fn offered(&self) {}
 
@@ -57,6 +73,9 @@ pub trait Links: Sync {
     /// Such a link has ended. `None`: the guest stayed.
     fn ended(&self, sent: Option<&Sent>);
 }
+
+/// Sees a guest that stands still at both sides, the source and the target, before its first entry there.
+pub type Arrived = Box<dyn FnOnce(&Session, &Session) -> Result<(), String> + Send>;
 
 /// What all machines of a guest that moves have in common.
 pub struct Course<'a> {
@@ -140,7 +159,11 @@ impl Course<'_> {
         if coming.as_ref().is_some_and(|coming| coming.carried.postcopy) {
             settings.flags |= flags::POSTCOPY;
         }
-        let (outcome, next) = self.machines.driven(vec![settings], Clock::Real, |driver| {
+        let clock = self.links.map_or(Clock::Real, Links::clock);
+        let (outcome, next) = self.machines.driven(vec![settings], clock, |driver| {
+            if let (Some(_), Some(links)) = (&coming, self.links) {
+                links.comes(&driver.session);
+            }
             match coming {
                 Some(coming) => match coming.go_on(&driver.session) {
                     Ok(fetching) => {
@@ -191,15 +214,20 @@ impl Course<'_> {
         };
         let (source, memory) = (Arc::clone(here), self.guest.memory);
         let compare = if self.fetched.is_some() { absent } else { compare };
-        incoming.before_entry = Some(Box::new(move |target| compare(&source, target, memory)));
+        let arrived = self.links.and_then(Links::arrived);
+        incoming.before_entry = Some(Box::new(move |target| {
+            arrived.map_or(Ok(()), |sees| sees(&source, target))?;
+            compare(&source, target, memory)
+        }));
         let cancel = Cancel::new();
         thread::scope(|scope| {
             let sender = scope.spawn(|| {
-                let sent = source::send(here, 0, &self.bundle, &options, &cancel, &mut |news| {
-                    if let (News::Offered, Some(links)) = (news, self.links) {
-                        links.offered();
-                    }
-                });
+                let sent =
+                    source::send(here, 0, &self.bundle, &options, &cancel, &mut |news| match (news, self.links) {
+                        (News::Stops, Some(links)) => links.stops(here),
+                        (News::Offered, Some(links)) => links.offered(),
+                        _ => {}
+                    });
                 if sent.is_err() {
                     // It may have failed before it connected: then the target still waits.
                     let _ = TcpStream::connect(to);
@@ -217,7 +245,7 @@ impl Course<'_> {
             }
             let sent = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             let next = next.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            let links = self.links.filter(|_| between.is_some());
+            let links = self.links.filter(|links| between.is_some() || links.clock() == Clock::Counted);
             match (sent, next) {
                 (Ok(sent), Stay::Ended(outcome)) => {
                     let Sent { rounds, pages, last_pages, .. } = sent.sent;

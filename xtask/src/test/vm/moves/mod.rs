@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`course`] | a guest's way over several machines, and the comparison of both sides at each switch-over |
 //! | [`cut`] | links that are cut |
+//! | [`downtime`] | the instructions at EL2 while a guest changes hands |
 //! | [`forged`] | streams that are changed on the link, or come again |
 //! | [`killed`] | sides that are killed at a step of the commit |
 //! | [`middle`] | what stands between two sides with their key |
@@ -14,6 +15,7 @@
 
 pub(super) mod course;
 pub(super) mod cut;
+mod downtime;
 mod forged;
 mod killed;
 mod middle;
@@ -53,6 +55,7 @@ pub(super) const TESTS: &[Test] = &[
     ("moves::another_cpu_is_refused", Depth::Full, refused::cpu),
     ("moves::a_target_takes_no_guest_whose_pages_follow", Depth::Full, options::refused),
     ("moves::pages_follow_if_the_rounds_do_not_end", Depth::Full, options::if_needed),
+    ("moves::the_instructions_in_the_downtime_are_counted", Depth::Full, downtime::linux),
     ("moves::linux_moves_once_with_each_tracker", Depth::Full, |machines| linux(machines, 5)),
 ];
 
