@@ -53,8 +53,8 @@ pub struct Options {
 pub const HELP: &str = "\
 The guest's memory is sent while the guest runs, then what it has written meanwhile, and so on, until the rest fits --downtime. It
 stands still for that rest, goes on at the other side, and ends here. If anything fails, or Ctrl-C ends this before, it goes on
-here. The connection is encrypted, and authenticated by the key. Guests that write to disks do not move
-while they run.
+here. The connection is encrypted, and authenticated by the key. Images of disks stay where they are, and both
+hosts reach them at the same path.
 
 Examples:
   (umask 077; openssl rand -hex 32 > key)

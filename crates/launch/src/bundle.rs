@@ -56,7 +56,10 @@ impl Bundle {
         file.set_len(size).map_err(failed)?;
         file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&head)).map_err(failed)?;
         let names = guests.iter().map(|guest| guest.name.clone()).collect();
-        Ok(Self { path: path.to_owned(), size, names, devices: HostDevices::of(guests) })
+        // The machine that a guest comes from may have its images yet.
+        let are_taken_over = guests.iter().any(|guest| guest.flags & bundle::flags::INCOMING != 0);
+        let devices = HostDevices { are_taken_over, ..HostDevices::of(guests) };
+        Ok(Self { path: path.to_owned(), size, names, devices })
     }
 }
 

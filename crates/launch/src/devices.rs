@@ -94,6 +94,10 @@ pub struct HostDevices {
     pub disks: Vec<HostDisk>,
     /// The network cards.
     pub cards: Vec<HostCard>,
+    /// Whether the machine starts while another one has the images that a guest writes to: the guest comes from there, and
+    /// does nothing here before it has stopped there. Then this QEMU does not lock them.
+    #[serde(skip)]
+    pub are_taken_over: bool,
 }
 
 /// A disk of the machine.
@@ -283,7 +287,7 @@ impl HostDevices {
                 .map(|store| Ok::<_, io::Error>(HostDisk { backing: store.backing.absolute()?, ..store.clone() }))
                 .transpose()?,
         );
-        Ok(Self { disks: own, cards: cards.collect::<io::Result<_>>()? })
+        Ok(Self { disks: own, cards: cards.collect::<io::Result<_>>()?, are_taken_over: false })
     }
 
     /// The images that a guest writes to.
@@ -292,6 +296,24 @@ impl HostDevices {
             Backing::File(path) => Some(path.clone()),
             Backing::Server(_) | Backing::Memory(_) => None,
         })
+    }
+
+    /// Whether each image that a guest writes to holds what it wrote, for whichever host reads it next.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn sync(&self) -> io::Result<()> {
+        self.written_files().try_for_each(|path| File::open(path)?.sync_all())
+    }
+
+    /// An image that one of these guests writes to, and that other guests among `all` have, too.
+    #[must_use]
+    pub fn shared_with(&self, all: &Self) -> Option<&Path> {
+        let parts =
+            |disk: &HostDisk| all.disks.iter().find(|other| other.serial == disk.serial).map(|disk| disk.parts.len());
+        let own = self.disks.iter().filter(|disk| disk.is_written());
+        own.filter(|disk| parts(disk).is_some_and(|parts| parts > disk.parts.len())).map(HostDisk::path).next()
     }
 
     /// A disk that a guest writes to.
@@ -360,6 +382,7 @@ impl HostDevices {
             let access = if disk.is_read_only() { "on" } else { "off" };
             let place = match backing {
                 Backing::Server(_) => "file.driver=nbd,file.server.type=unix,file.server.path=",
+                _ if self.are_taken_over && disk.is_written() => "file.driver=file,file.locking=off,file.filename=",
                 _ => "file.driver=file,file.filename=",
             };
             let head = format!("driver=raw,node-name=disk{number},read-only={access},discard=unmap,{place}");
@@ -634,7 +657,7 @@ mod tests {
     }
 
     fn why(disk: HostDisk) -> String {
-        let devices = HostDevices { disks: vec![disk], cards: Vec::new() };
+        let devices = HostDevices { disks: vec![disk], cards: Vec::new(), ..HostDevices::default() };
         devices.check().err().map(|error| error.to_string()).unwrap_or_default()
     }
 
@@ -678,7 +701,8 @@ mod tests {
             ..host_disk(path.to_owned(), &[(WHOLE, is_read_only)])
         };
         for first in [disk(0, &other, false), host_disk(other.clone(), &[(WHOLE, true)])] {
-            let devices = HostDevices { disks: vec![first, disk(1, &file, false)], cards: Vec::new() };
+            let devices =
+                HostDevices { disks: vec![first, disk(1, &file, false)], cards: Vec::new(), ..HostDevices::default() };
             let error = devices.check().unwrap_err().to_string();
             assert!(error.starts_with("`--swap /") && error.contains("give the pages a place of their own"), "{error}");
         }
@@ -777,7 +801,7 @@ mod tests {
         let files = GuestFiles::new();
         let socket = files.path("switch");
         let card = HostCard { mac: uplink(0), network: Network::Switch(socket.clone()) };
-        let devices = HostDevices { disks: Vec::new(), cards: vec![card] };
+        let devices = HostDevices { disks: Vec::new(), cards: vec![card], ..HostDevices::default() };
         let error = devices.check().unwrap_err().to_string();
         let socket_name = socket.display();
         assert!(error.starts_with(&format!("`--net switch:{socket_name}`: No such file")), "{error}");
@@ -796,7 +820,17 @@ mod tests {
         let cards = [(uplink(0), Network::User { forwards }), (uplink(3), Network::Switch("s,w".into()))];
         let cards = cards.map(|(mac, network)| HostCard { mac, network }).to_vec();
         let mut all = Vec::new();
-        HostDevices { disks: vec![disk, server(Path::new("s,1"))], cards }
+        // Another QEMU has the image that is written, and only that one.
+        let taken = vec![host_disk("b.img".into(), &[(WHOLE, false)]), disk.clone(), server(Path::new("s,1"))];
+        let mut locks = Vec::new();
+        HostDevices { disks: taken, are_taken_over: true, ..HostDevices::default() }.add(&mut |_, value| {
+            locks.push(
+                value.to_str().unwrap().contains("read-only=off")
+                    == value.to_str().unwrap().contains("file.locking=off,file.filename=b.img"),
+            )
+        });
+        assert_eq!(locks, [true, true, true, true, false, true], "an NBD server has no lock");
+        HostDevices { disks: vec![disk, server(Path::new("s,1"))], cards, ..HostDevices::default() }
             .add(&mut |option, value| all.push(format!("{option} {}", value.to_str().unwrap())));
         assert_eq!(
             all,

@@ -10,7 +10,9 @@
 //! * W2: a guest that leaves is [offered](offer): the run's own ownership, with the next epoch, is in the record, and at the
 //!   end of the stream.
 //! * W3: a run that has all of the guest [accepts](accept) it, before the guest's first instruction there: if each record
-//!   holds what the stream's end says, it gets this run and the next epoch.
+//!   holds what the stream says, it gets this run and the next epoch.
+//! * W4: a run to which a guest has moved live [holds](hold) its images, because its QEMU did not lock them: it started while
+//!   another one had them. W1 refuses an image that a run of this host holds.
 //!
 //! **A guest goes on from a stream once.** W3 changes the record, and by W1 and W2 so does all else that lets a guest write to
 //! the image. Epochs rise, so no content comes back.
@@ -24,6 +26,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::thread;
 
 use thiserror::Error;
 use twofold_migration::commit::{Owner, Ownership};
@@ -70,6 +73,9 @@ pub enum OwnerError {
         /// What was offered.
         offered: Ownership,
     },
+    /// A run of this host has it.
+    #[error("a run has the guest of the disk {}: it has moved there", .0.display())]
+    Held(PathBuf),
     /// There is no record.
     #[error("there is no owner record {} beside the disk: it is not the disk that the guest had", path_of(.0).display())]
     None(PathBuf),
@@ -109,7 +115,47 @@ pub fn accept(devices: &HostDevices, offered: Ownership) -> Result<(), OwnerErro
     accept_as(devices, offered, this())
 }
 
+/// W3, without a change: whether the guest could be accepted now.
+///
+/// # Errors
+///
+/// [`OwnerError`]
+pub fn is_offered(devices: &HostDevices, offered: Ownership) -> Result<(), OwnerError> {
+    offered_records(devices, offered).map(drop)
+}
+
+/// W4: holds the images until this process ends. If the run that the guest left holds them, this waits for its end in a thread.
+pub fn hold(devices: &HostDevices) {
+    for image in devices.written_files() {
+        thread::spawn(move || {
+            let file = File::options().write(true).create(true).truncate(false).open(held_path_of(&image))?;
+            file.lock()?;
+            // The system closes it, and so unlocks it, when the process ends.
+            std::mem::forget(file);
+            io::Result::Ok(())
+        });
+    }
+}
+
+/// An ownership as it travels with its guest.
+#[must_use]
+pub fn to_bytes(ownership: Ownership) -> Vec<u8> {
+    text(ownership).into_bytes()
+}
+
+/// The ownership that [`to_bytes`] made.
+#[must_use]
+pub fn from_bytes(bytes: &[u8]) -> Option<Ownership> {
+    read(bytes)
+}
+
 fn take_as(devices: &HostDevices, by: Owner) -> Result<(), OwnerError> {
+    for image in devices.written_files() {
+        let held = File::open(held_path_of(&image)).is_ok_and(|file| file.try_lock().is_err());
+        if held {
+            return Err(OwnerError::Held(image));
+        }
+    }
     let records = Record::all(devices, false)?;
     for Record { image, found, .. } in &records {
         if let Some(found) = *found
@@ -138,6 +184,11 @@ fn offer_as(devices: &HostDevices, by: Owner) -> Result<Option<Ownership>, Owner
 }
 
 fn accept_as(devices: &HostDevices, offered: Ownership, by: Owner) -> Result<(), OwnerError> {
+    let records = offered_records(devices, offered)?;
+    records.iter().try_for_each(|record| record.put(offered.taken_by(by)))
+}
+
+fn offered_records(devices: &HostDevices, offered: Ownership) -> Result<Vec<Record>, OwnerError> {
     let records = Record::all(devices, false)?;
     for Record { image, found, .. } in &records {
         match *found {
@@ -148,7 +199,7 @@ fn accept_as(devices: &HostDevices, offered: Ownership, by: Owner) -> Result<(),
             Some(_) => {}
         }
     }
-    records.iter().try_for_each(|record| record.put(offered.taken_by(by)))
+    Ok(records)
 }
 
 /// The record of an image, locked until this value goes.
@@ -206,6 +257,11 @@ fn path_of(image: &Path) -> PathBuf {
     image.with_added_extension("owner")
 }
 
+/// The file that a run of this host locks while it has the guest of an image that its QEMU does not lock (W4).
+fn held_path_of(image: &Path) -> PathBuf {
+    image.with_added_extension("held")
+}
+
 /// The most bytes that are read of a record: more than it has.
 const TEXT_MAX: usize = 256;
 const HEAD: &str = "twofold owner record 1";
@@ -250,7 +306,7 @@ mod tests {
             let part = HostPart { part: Part::default(), is_read_only };
             HostDisk { serial: (*name).to_owned(), backing: Backing::File(path), parts: vec![part] }
         };
-        HostDevices { disks: names.iter().map(disk).collect(), cards: Vec::new() }
+        HostDevices { disks: names.iter().map(disk).collect(), cards: Vec::new(), ..HostDevices::default() }
     }
 
     fn owner(host: u64, incarnation: u64) -> Owner {
@@ -281,13 +337,40 @@ mod tests {
         assert_eq!(offer_as(&devices, two).unwrap(), Some(Ownership { owner: two, epoch: 2 }));
     }
 
+    /// As a guest that has moved while it ran: it was looked at first, and its images are held where it runs.
+    #[test]
+    fn an_image_that_a_run_holds_boots_nowhere_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let devices = disks(directory.path(), &["a", "read"]);
+        let (one, two) = (owner(1, 10), owner(1, 20));
+        let offered = offer_as(&devices, one).unwrap().unwrap();
+        assert_eq!(from_bytes(&to_bytes(offered)), Some(offered));
+        is_offered(&devices, offered).unwrap();
+        assert!(matches!(is_offered(&devices, offered.taken_by(two)), Err(OwnerError::Passed { .. })));
+        accept_as(&devices, offered, two).unwrap();
+        take_as(&devices, one).unwrap();
+        hold(&devices);
+        let held = held_path_of(&directory.path().join("a"));
+        // A thread takes it.
+        while File::open(&held).is_ok_and(|file| file.try_lock().is_ok()) || !held.exists() {
+            thread::yield_now();
+        }
+        let error = take_as(&devices, one).unwrap_err().to_string();
+        assert!(error.contains("a run has the guest of the disk"), "{error}");
+        assert!(!held_path_of(&directory.path().join("read")).exists());
+    }
+
     #[test]
     fn a_boot_makes_what_was_offered_old() {
         let directory = tempfile::tempdir().unwrap();
         let devices = disks(directory.path(), &["a", "b"]);
         let offered = offer_as(&devices, owner(1, 10)).unwrap().unwrap();
         // The host's next run has only one of the disks.
-        take_as(&HostDevices { disks: devices.disks[1..].to_vec(), cards: Vec::new() }, owner(1, 11)).unwrap();
+        take_as(
+            &HostDevices { disks: devices.disks[1..].to_vec(), cards: Vec::new(), ..HostDevices::default() },
+            owner(1, 11),
+        )
+        .unwrap();
         assert!(matches!(accept_as(&devices, offered, owner(2, 20)), Err(OwnerError::Passed { .. })));
         // No record has changed.
         let found: Vec<_> = Record::all(&devices, false).unwrap().iter().map(|record| record.found.unwrap()).collect();

@@ -41,6 +41,8 @@ pub(crate) const MODEL: &str = "twofold-virt-1";
 pub(crate) const BUNDLE: &str = "bundle";
 /// The section with what is behind the guest's devices.
 pub(crate) const HOST: &str = "host";
+/// The section with the owner of the images that the guest writes to, in a stream to another host.
+pub(crate) const OWNER: &str = "owner";
 /// More is no guest's bundle.
 const BUNDLE_MAX: u64 = 4 << 30;
 

@@ -376,6 +376,8 @@ mod tests {
         assert_eq!((now, error), (Some(from.taken_by(FIRST)), None));
         assert!(said.into_inner() >= 3);
         fs::remove_file(record.path()).unwrap();
+        // An answer is none that is late.
+        record.patience = Duration::from_secs(3600);
         let mut error = None;
         assert_eq!(record.answer(request, &mut error, &|| true, &mut |why| panic!("{why}")), None);
         assert!(error.unwrap().contains("owner: "));

@@ -24,8 +24,10 @@ use super::record::{Record, RecordError};
 use super::serve::Follow;
 use super::{ASK_AGAIN, Clock, section};
 use crate::bundle::Bundle;
+use crate::owner;
 use crate::saved::sections;
 use crate::session::Session;
+use crate::snapshot::{OWNER, name};
 
 pub use twofold_migration::precopy::Postcopy;
 
@@ -144,8 +146,8 @@ pub fn send(
     news: &mut dyn FnMut(News<'_>),
 ) -> Result<Moved, MoveError> {
     let own = Carried::of(bundle, guest).map_err(|why| MoveError::Unfit(why.to_string()))?;
-    if let Some(disk) = own.devices.written() {
-        let why = format!("it writes to the disk {}, which stays here", disk.display());
+    if let Some(image) = own.devices.shared_with(&bundle.devices) {
+        let why = format!("it writes to the disk {}, which other guests here have, too", image.display());
         return Err(MoveError::Unfit(why));
     }
     let memory = own.hello().memory;
@@ -291,7 +293,13 @@ impl precopy::Host for Host<'_> {
         if let Some(refusal) = answer.refusal {
             return Err(refusal.text);
         }
-        Ok(sections(&answer.content).filter_map(section).collect())
+        let mut state: Vec<_> = sections(&answer.content).filter_map(section).collect();
+        // The images stay where they are, and the target reads there what this host's cache holds now.
+        self.own.devices.sync().map_err(|why| format!("what the guest wrote to its disks: {why}"))?;
+        if let Some(offered) = owner::offer(&self.own.devices).map_err(|why| why.to_string())? {
+            state.push(Section { name: name(OWNER), instance: 0, version: 1, bytes: owner::to_bytes(offered) });
+        }
+        Ok(state)
     }
 
     fn progress(&mut self, round: &Progress<'_>) {

@@ -37,10 +37,11 @@ use super::link::{self, LinkError};
 use super::memory::{self, GUEST, SHIFT};
 use super::record::{Record, in_doubt};
 use super::{ASK_AGAIN, Clock, SECTIONS_MAX, with_head};
+use crate::devices::HostDevices;
 use crate::guest::MEMORY_MAX;
-use crate::owner;
+use crate::owner::{self, OwnerError};
 use crate::session::Session;
-use crate::snapshot::{BUNDLE, HOST, MODEL, name};
+use crate::snapshot::{BUNDLE, HOST, MODEL, OWNER, name};
 
 /// Called with the machine's session when all of the guest is here, and before its first instruction.
 pub type BeforeEntry = Box<dyn FnOnce(&Session) -> Result<(), String> + Send>;
@@ -212,6 +213,8 @@ fn take(
         vcpus: 0,
         images: [const { Vec::new() }; 2],
         memory: None,
+        devices: HostDevices::default(),
+        offered: None,
         error: None,
     };
     let receive = Receive { here: here.clone(), sections: SECTIONS_MAX, runtime: &clock };
@@ -255,6 +258,10 @@ struct Host<'a> {
     /// The bundle, and what is behind the guest's devices, until both are here.
     images: [Vec<u8>; 2],
     memory: Option<Memory>,
+    /// What is behind the guest's devices.
+    devices: HostDevices,
+    /// Whose the images are that the guest writes to.
+    offered: Option<Ownership>,
     error: Option<String>,
 }
 
@@ -318,10 +325,9 @@ impl Host<'_> {
         if carried.slots() != self.slots || carried.known().cpus != self.vcpus {
             return Err("the guest's memory and vCPUs are not those of its bundle".to_owned());
         }
-        if let Some(disk) = carried.devices.written() {
-            return Err(format!("the guest writes to the disk {}", disk.display()));
-        }
+        carried.devices.are_taken_over = true;
         carried.devices.check().map_err(|why| why.to_string())?;
+        self.devices = carried.devices.clone();
         // The source has made it before.
         self.record.check(&carried.known().name).map_err(|why| format!("at the target, {why}"))?;
         let gone = |_| "no machine was started for the guest".to_owned();
@@ -337,6 +343,14 @@ impl Host<'_> {
     fn restore(&self, section: &Section) -> Result<(), String> {
         self.command(Command::Restore, &with_head(section))
             .map_err(|why| format!("section {} {}: {why}", section.name, section.instance))
+    }
+
+    /// The record says that the guest is this side's: so are its disks.
+    fn take_disks(&self) -> Result<(), OwnerError> {
+        let Some(offered) = self.offered else { return Ok(()) };
+        owner::accept(&self.devices, offered)?;
+        owner::hold(&self.devices);
+        Ok(())
     }
 
     /// Whether the guest's machine is still there.
@@ -367,7 +381,10 @@ impl Embedder for Host<'_> {
             (Some(compare), Some(memory)) => compare(&memory.session),
             _ => Ok(()),
         };
-        self.error = compared.and_then(|()| self.command(Command::Continue, &[])).err();
+        self.error = compared
+            .and_then(|()| self.take_disks().map_err(|why| why.to_string()))
+            .and_then(|()| self.command(Command::Continue, &[]))
+            .err();
     }
 
     /// A run that ends takes its guest with it, and another run has no images of it.
@@ -422,6 +439,10 @@ impl receive::Host for Host<'_> {
             // The last one.
             return if place == 1 { self.start() } else { Ok(()) };
         }
+        if section.name == name(OWNER) {
+            self.offered = owner::from_bytes(&section.bytes);
+            return self.offered.map(drop).ok_or_else(|| "the owner of the guest's disks is none".to_owned());
+        }
         if self.postcopy.there {
             self.postcopy.state.push(section);
             return Ok(());
@@ -451,6 +472,13 @@ impl receive::Host for Host<'_> {
     fn ready(&mut self) -> Result<(), String> {
         let Memory { pages, .. } = self.memory.as_ref().ok_or("there is no machine")?;
         pages.finish().map_err(|why| why.to_string())?;
+        match self.offered {
+            Some(offered) => owner::is_offered(&self.devices, offered).map_err(|why| why.to_string())?,
+            None if self.devices.written_files().next().is_some() => {
+                return Err("the source did not say to which epoch of its disks the guest belongs".to_owned());
+            }
+            None => {}
+        }
         std::mem::take(&mut self.postcopy.state).iter().try_for_each(|section| self.restore(section))
     }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`course`] | a guest's way over several machines, and the comparison of both sides at each switch-over |
 //! | [`cut`] | links that are cut |
+//! | [`disks`] | guests that write to a disk |
 //! | [`downtime`] | the instructions at EL2 while a guest changes hands |
 //! | [`forged`] | streams that are changed on the link, or come again |
 //! | [`killed`] | sides that are killed at a step of the commit |
@@ -15,6 +16,7 @@
 
 pub(super) mod course;
 pub(super) mod cut;
+mod disks;
 mod downtime;
 mod forged;
 mod killed;
@@ -44,6 +46,9 @@ pub(super) const TESTS: &[Test] = &[
     ("moves::a_watcher_moves_once_with_each_tracker", Depth::Full, |machines| watcher(machines, 5)),
     ("moves::a_watcher_moves_20_times", Depth::Full, |machines| watcher(machines, 20)),
     ("moves::tasks_on_absent_pages_move", Depth::Full, |machines| swapped(machines, 2)),
+    ("moves::a_guest_moves_while_it_writes_to_a_disk", Depth::Quick, |machines| disks::written(machines, 2)),
+    ("moves::a_guest_moves_20_times_while_it_writes_to_a_disk", Depth::Full, |machines| disks::written(machines, 20)),
+    ("moves::a_disk_that_has_moved_is_held_there", Depth::Full, disks::held),
     ("moves::a_link_is_cut_3_times", Depth::Quick, |machines| cut::links(machines, 3)),
     ("moves::a_link_is_cut_50_times", Depth::Full, |machines| cut::links(machines, 50)),
     ("moves::a_side_is_killed_at_two_steps_of_the_commit", Depth::Full, killed::some),

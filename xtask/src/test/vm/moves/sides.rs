@@ -57,6 +57,11 @@ impl<'a> Sides<'a> {
         self.shared.path().join("owner")
     }
 
+    /// A file that both reach.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.shared.path().join(name)
+    }
+
     /// What the owner record holds.
     pub fn owned(&self) -> anyhow::Result<Ownership> {
         Record::new(&self.owner()).ask(Request::Read, || true).context("there is no owner record")
@@ -64,10 +69,15 @@ impl<'a> Sides<'a> {
 
     /// Starts a guest of two vCPUs with this program, on the side that it is to leave.
     pub fn source(&self, program: &str) -> anyhow::Result<Side> {
+        self.source_with(program, &[])
+    }
+
+    /// The same with these options.
+    pub fn source_with(&self, program: &str, words: &[&str]) -> anyhow::Result<Side> {
         let [image, guest] = [build::HYPERVISOR, build::GUEST].map(|program| program.image(self.machines.workspace()));
         let mut run =
             self.here.command(["run", "--name", "one", "--cpus", "2", "--memory", "64M", "--append", program]);
-        run.args(["--timeout", "900"]).arg("--image").arg(image).arg("--kernel").arg(guest);
+        run.args(["--timeout", "900"]).args(words).arg("--image").arg(image).arg("--kernel").arg(guest);
         Side::start(run.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     }
 
