@@ -40,8 +40,9 @@ fn use_disk(place: usize, transport: MmioTransport<'static>, rounds: u64) -> Res
     let mut disk = Disk::new(transport).map_err(|why| Failure::Driver(place, why))?;
     let buffer = dma::pages((REQUESTS * SIZE).div_ceil(4096)).ok_or(Failure::NoMemory)?;
     let groups = disk.capacity() as usize / SECTORS / REQUESTS;
-    for round in 0..rounds as u8 {
+    for round in 0..rounds {
         println!("busy: round {round}");
+        let round = round as u8;
         for is_write in [true, false] {
             for first in (0..groups).map(|group| group * REQUESTS * SECTORS) {
                 match is_write {

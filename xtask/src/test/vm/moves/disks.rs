@@ -21,7 +21,8 @@ pub fn written(machines: &Machines, moves: usize) -> anyhow::Result<()> {
     let image = directory.path().join("disk");
     File::create(&image)?.set_len(1 << 20)?;
     let disks = vec![Disk { backing: Backing::File(image.clone()), part: Part::default(), is_read_only: false }];
-    let rounds = 600 * moves;
+    // About five seconds for each move, of which it needs three.
+    let rounds = 120 * moves;
     let bare = machines.bare("guest", 1, &format!("busy={rounds}"));
     let guest = GuestSettings { devices: Devices { disks, ..Devices::default() }, ..bare };
     let outcome = moved(machines, &guest, "busy: round 0", moves)?;
