@@ -102,9 +102,11 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 
     /// Gives back the VMID, after this CPU has loaded another `VTTBR_EL2` and synchronized its context. The tree keeps the
-    /// VMID until another tree needs it.
+    /// VMID until another tree needs it. What another tree gave out stays in use.
     pub fn release_vmid(&self, in_use: VmidInUse) {
-        if let (Some(vmids), Some(slot)) = (self.shared_vmids(), in_use.slot) {
+        if let (Some(vmids), Some(slot)) = (self.shared_vmids(), in_use.slot)
+            && self.in_use(Some(slot)).vttbr == in_use.vttbr
+        {
             vmids.release(slot, self.platform());
         }
     }
