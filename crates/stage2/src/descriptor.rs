@@ -247,6 +247,16 @@ impl<G: Granule> Descriptor<G> {
         let output = Pa::new(self.address().raw().wrapping_add(bytes));
         Self::from_raw(self.0 & !Self::ADDRESS | place::<G>(output))
     }
+
+    /// Whether the output address may grow by up to `bytes` within the lower part of its field: then the descriptor grows by
+    /// as much.
+    pub(crate) const fn advances_plainly(self, bytes: u64) -> bool {
+        let lower = match G::FORMAT {
+            Format::Bits48 | Format::Lpa => 48,
+            Format::Lpa2 => 50,
+        };
+        (self.address().raw() & ((1 << lower) - 1)).saturating_add(bytes) <= 1 << lower
+    }
 }
 
 /// The permissions of a leaf with these bits.
@@ -497,6 +507,11 @@ mod tests {
         let lpa = Descriptor::<Kib64>::leaf(pa, Level::L3, &all, &features);
         assert_eq!((lpa.raw(), lpa.address()), (0x0000_4567_8000_e7ff, pa));
         assert_eq!(Descriptor::<Kib64>::table(pa).raw(), 0x0000_4567_8000_e003);
+        // The last page below bit 48, and below bit 50, is the last that a plain addition reaches.
+        let lpa = Descriptor::<Kib64>::leaf(Pa::new((1 << 48) - (64 << 10)), Level::L3, &all, &features);
+        assert_eq!([1, 2].map(|pages| lpa.advances_plainly(pages << 16)), [true, false]);
+        let lpa2 = Descriptor::<Kib4Lpa2>::leaf(Pa::new((1 << 50) - (4 << 10)), Level::L3, &all, &features);
+        assert_eq!([1, 2].map(|pages| lpa2.advances_plainly(pages << 12)), [true, false]);
         assert_eq!(Descriptor::<Kib16>::from_raw(u64::MAX).address().raw(), 0x0000_ffff_ffff_c000);
     }
 
@@ -519,6 +534,9 @@ mod tests {
                 if pa.raw() + step < 1 << bits {
                     let advanced = Descriptor::<G>::leaf(pa + step, Level::L3, attributes, &Features::NONE);
                     prop_assert_eq!(leaf.advanced(step), advanced);
+                    if leaf.advances_plainly(step + 1) {
+                        prop_assert_eq!(leaf.raw() + step, advanced.raw());
+                    }
                 }
                 Ok(())
             }

@@ -97,11 +97,18 @@ impl<'a, G: Granule> Table<'a, G> {
     #[inline(always)]
     pub(crate) fn fill(self, index: usize, count: usize, first: Descriptor<G>, step: u64) {
         let mut raw = first.raw();
-        for cell in self.cells(index, index + count) {
-            cell.store(raw, Ordering::Relaxed);
+        let cells = self.cells(index, index + count);
+        if G::IS_PLAIN || first.advances_plainly(count as u64 * step) {
             // The loop over bare words is faster than one over descriptors.
-            raw =
-                if G::IS_PLAIN { raw.wrapping_add(step) } else { Descriptor::<G>::from_raw(raw).advanced(step).raw() };
+            for cell in cells {
+                cell.store(raw, Ordering::Relaxed);
+                raw = raw.wrapping_add(step);
+            }
+        } else {
+            for cell in cells {
+                cell.store(raw, Ordering::Relaxed);
+                raw = Descriptor::<G>::from_raw(raw).advanced(step).raw();
+            }
         }
     }
 }

@@ -119,6 +119,34 @@ fn each_pass_reaches_all_of_a_table() {
     whole_tables::<Kib64>(HIGH, LARGE);
 }
 
+/// The bits of an address from 48 on, or 50, are elsewhere in a descriptor: a row of leaves that crosses such an address is not
+/// a row of equal steps.
+#[test]
+fn rows_of_leaves_cross_the_parts_of_an_address() {
+    fn crosses<G: Granule>(bits: u32) {
+        const PAGES: u64 = 16;
+        let huge_page = G::default().span(Level::L2).max(16 << 20);
+        let world = World::<G>::of_granule(LARGE, 1, 1, Pa::new((1 << bits) - GIB), GIB + huge_page);
+        let ended = world.machine.alone(|_| {
+            let (tables, mut pages) = (world.tables(0, 1, 40), &world.pages);
+            let start = Ipa::new(2 * huge_page);
+            let first = world.frame((1 << bits) - world.frame(0).raw() - PAGES / 2 * G::SIZE);
+            let attributes = Attributes::ram(Access::READ_WRITE);
+            tables.map_range(start..start + PAGES * G::SIZE, first, Level::L3, &attributes, &mut pages).unwrap();
+            for page in 0..PAGES {
+                let leaf = tables.look_up(start + page * G::SIZE).expect("a page");
+                assert_eq!(leaf.descriptor.address(), first + page * G::SIZE);
+                assert_eq!(leaf.descriptor.attributes(&LARGE), attributes);
+            }
+            tables.destroy(&mut pages, Unwatched);
+        });
+        ended.unwrap_or_else(|breach| panic!("{breach}"));
+    }
+    crosses::<Kib64>(48);
+    crosses::<Kib16Lpa2>(50);
+    crosses::<Kib4Lpa2>(50);
+}
+
 /// A block of `level` at the end of the IPA space is split by one level, and removed. The machine has no such memory, so no
 /// guest reaches it.
 fn giant<G: Granule>(ipa_bits: u32, level: Level, features: Features) {
