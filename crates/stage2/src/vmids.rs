@@ -45,8 +45,8 @@ pub struct Vmids<'a> {
 
 /// What is known of one VMID.
 ///
-/// Bits 14 to 0: the number of users. Bit 15: [`TOUCHED`]. Bits 63 to 16: the serial number of the gift, which its tree's word
-/// has too; 0 if it was never given.
+/// Bits 14 to 0: the number of users. Bit 15: whether a CPU has used it since the last roll-over. Bits 63 to 16: the serial
+/// number of the gift, which its tree's word has too; 0 if it was never given.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct VmidSlot(Word);
