@@ -273,6 +273,8 @@ impl Embedder for Host<'_> {
 impl precopy::Host for Host<'_> {
     fn stop(&mut self) {
         (self.news)(News::Stops);
+        // The most of it while the guest runs. What it writes from here on is looked at again, and so is an error.
+        let _ = self.own.devices.sync();
         self.stopped = Some(self.clock.now());
         self.command(Command::Stop);
     }

@@ -65,7 +65,7 @@ impl Machine {
 
     /// The platform for an engine on this machine.
     pub fn platform(&self) -> Hosted {
-        Hosted { shared: self.shared.clone() }
+        Hosted { shared: self.shared.clone(), vmids: None }
     }
 
     /// Runs `body` as CPU 0, while the others are off.

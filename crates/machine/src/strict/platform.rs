@@ -10,7 +10,7 @@ use std::thread;
 
 use twofold_abi::trace::{self, Event};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::{Pa, TableMetadata};
+use twofold_stage2::{Pa, TableMetadata, Vmids};
 
 use super::breach::Rule;
 use super::context::Context;
@@ -21,9 +21,16 @@ use super::shared::Shared;
 #[derive(Clone)]
 pub struct Hosted {
     pub(super) shared: Arc<Shared>,
+    pub(super) vmids: Option<&'static Vmids<'static>>,
 }
 
 impl Hosted {
+    /// The same, for trees that share these VMIDs.
+    #[must_use]
+    pub fn sharing(self, vmids: &'static Vmids<'static>) -> Self {
+        Self { vmids: Some(vmids), ..self }
+    }
+
     fn event(&self, body: impl FnOnce(&mut Model, usize) -> Outcome) {
         Context::current(|context| context.event(body));
     }
@@ -32,6 +39,10 @@ impl Hosted {
 // SAFETY: `pointer` and `metadata` are the arena's, which lives as long as any clone of this platform. Its memory is
 // accessed by atomics only, and each frame has metadata of its own.
 unsafe impl Platform for Hosted {
+    fn vmids(&self) -> Option<&Vmids<'_>> {
+        self.vmids
+    }
+
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         self.event(|model, cpu| model.tlbi(cpu, operation, operand));
     }

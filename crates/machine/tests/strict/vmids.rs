@@ -2,15 +2,12 @@
 //! More guests than VMIDs: CPUs enter one guest after another, and change and flush the tables of others, while VMIDs are
 //! given away. QEMU hides a VMID that is used too early, since it forgets all entries at each change of the VMID.
 
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_machine::program::Instructions as _;
 use twofold_machine::strict::{CpuHandle, Hosted, Program, Withdrawn};
-use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use twofold_stage2::{
-    Access, Attributes, Error, Features, Geometry, Ipa, Kib4, Level, Pa, Stage2, TableMetadata, Unwatched, VmidInUse,
-    VmidSlot, Vmids,
+    Access, Attributes, Error, Features, Geometry, Ipa, Kib4, Level, Stage2, Unwatched, VmidInUse, VmidSlot, Vmids,
 };
 
 use crate::random::{operations, seed};
@@ -24,7 +21,7 @@ const PAGES: u64 = 3;
 /// One to run a guest and one to flush, for each CPU.
 const LEAST: usize = 2 * CPUS;
 
-type Tables = Stage2<Sharing>;
+type Tables = Stage2<Hosted>;
 
 #[test]
 fn judge_vmids_change_hands() {
@@ -36,13 +33,13 @@ fn judge_vmids_change_hands_without_ranges() {
     vmids_change_hands(PLAIN, LEAST + 1, operations(6_000).min(400_000), seed());
 }
 
-fn vmids_change_hands(features: Features, vmids: usize, total: u64, first_seed: u64) {
+fn vmids_change_hands(features: Features, count: usize, total: u64, first_seed: u64) {
     const AT_ONCE: u64 = 2_000;
     let (mut done, mut seed, mut generations) = (0, first_seed, 0);
     while done < total {
         let world = World::narrow(features, CPUS, seed, (4 * GUESTS, if seed % 2 == 0 { 8 } else { 40 }));
-        let platform = Sharing::new(&world, vmids);
-        let made = world.machine.alone(|_| (0..GUESTS).map(|number| tables(&world, &platform, number)).collect());
+        let vmids = vmids(&world, count);
+        let made = world.machine.alone(|_| (0..GUESTS).map(|number| tables(&world, vmids, number)).collect());
         let guests: Vec<Tables> = made.unwrap_or_else(|breach| panic!("{breach}"));
         let left = AtomicU64::new(AT_ONCE);
         let programs = (0..CPUS).map(|_| -> Program<'_> {
@@ -53,7 +50,7 @@ fn vmids_change_hands(features: Features, vmids: usize, total: u64, first_seed: 
             })
         });
         world.machine.run(programs.collect()).unwrap_or_else(|breach| panic!("seed {seed}: {breach}"));
-        generations += platform.vmids.generations();
+        generations += vmids.generations();
         let ended = world.machine.alone(|_| {
             for tables in guests {
                 tables.destroy(&mut &world.pages, Unwatched);
@@ -132,10 +129,10 @@ fn change(cpu: &CpuHandle, world: &World, guests: &[Tables], guest: u64) {
 fn judge_a_gift_meets_a_flush() {
     let rounds = operations(4_000).min(100_000);
     let world = World::narrow(MODERN, CPUS, seed(), (4 * GUESTS, 40));
-    let platform = Sharing::new(&world, LEAST);
+    let vmids = vmids(&world, LEAST);
     let alone =
         |body: &(dyn Fn(&CpuHandle) + Sync)| world.machine.alone(body).unwrap_or_else(|breach| panic!("{breach}"));
-    let made = world.machine.alone(|_| (0..GUESTS).map(|number| tables(&world, &platform, number)).collect());
+    let made = world.machine.alone(|_| (0..GUESTS).map(|number| tables(&world, vmids, number)).collect());
     let guests: Vec<Tables> = made.unwrap_or_else(|breach| panic!("{breach}"));
     let (tables, others) = guests.split_last().expect("a guest");
     let (ipa, attributes) = (Ipa::new(START), Attributes::ram(Access::READ_WRITE));
@@ -163,7 +160,7 @@ fn judge_a_gift_meets_a_flush() {
         let programs: Vec<Program<'_>> = vec![Box::new(enter), Box::new(enter), Box::new(remove)];
         world.machine.run(programs).unwrap_or_else(|breach| panic!("{breach}"));
     }
-    alone(&|_| println!("{} generations in {rounds} rounds", platform.vmids.generations()));
+    alone(&|_| println!("{} generations in {rounds} rounds", vmids.generations()));
     let ended = world.machine.alone(|_| {
         for tables in guests {
             tables.destroy(&mut &world.pages, Unwatched);
@@ -180,14 +177,14 @@ fn mark(guest: u64) -> u64 {
 #[test]
 fn judge_a_tree_keeps_its_vmid_until_another_needs_it() {
     let world = World::narrow(MODERN, 1, 1, (2 * GUESTS, 40));
-    let platform = Sharing::new(&world, 2);
+    let vmids = vmids(&world, 2);
     let ended = world.machine.alone(|cpu| {
-        let trees: Vec<_> = (0..3).map(|number| tables(&world, &platform, number)).collect();
+        let trees: Vec<_> = (0..3).map(|number| tables(&world, vmids, number)).collect();
         let vmid = |tree: usize| {
             let in_use = trees[tree].use_vmid().unwrap();
             let vmid = in_use.vttbr() >> 48;
             leave(cpu, &trees[tree], in_use);
-            (vmid, platform.vmids.generations())
+            (vmid, vmids.generations())
         };
         assert_eq!([0, 1, 0, 1].map(vmid), [(1, 1), (2, 1), (1, 1), (2, 1)]);
         // The third needs a generation. The second's is still its own then.
@@ -209,9 +206,9 @@ fn judge_a_tree_keeps_its_vmid_until_another_needs_it() {
 #[test]
 fn judge_a_tree_without_a_vmid_is_flushed_by_nothing() {
     let world = World::narrow(MODERN, 1, 1, (2 * GUESTS, 40));
-    let platform = Sharing::new(&world, 1);
+    let vmids = vmids(&world, 1);
     let ended = world.machine.alone(|cpu| {
-        let trees: Vec<_> = (0..2).map(|number| tables(&world, &platform, number)).collect();
+        let trees: Vec<_> = (0..2).map(|number| tables(&world, vmids, number)).collect();
         let invalidations = |tree: usize| {
             let before = cpu.invalidations();
             trees[tree].invalidate_all();
@@ -231,81 +228,15 @@ fn judge_a_tree_without_a_vmid_is_flushed_by_nothing() {
 }
 
 /// The empty tables of a guest. The caller has to be a CPU of the machine.
-fn tables(world: &World, platform: &Sharing, number: u64) -> Tables {
+fn tables(world: &World, vmids: &'static Vmids<'static>, number: u64) -> Tables {
     let geometry = Geometry::new(Kib4, 40, &world.features).unwrap();
     let root = world.machine.arena().donate_part(number * 16 * PAGE, geometry.root_size()).unwrap();
     let root = root.into_run().into_root(&geometry).unwrap();
-    Stage2::sharing_vmids(platform.clone(), world.features, geometry, root).unwrap()
+    Stage2::sharing_vmids(world.machine.platform().sharing(vmids), world.features, geometry, root).unwrap()
 }
 
-/// The machine's platform, with VMIDs to share.
-#[derive(Clone)]
-struct Sharing {
-    hosted: Hosted,
-    vmids: &'static Vmids<'static>,
-}
-
-impl Sharing {
-    fn new(world: &World, vmids: usize) -> Self {
-        let slots: &[VmidSlot] = Vec::leak((0..vmids).map(|_| VmidSlot::default()).collect());
-        let vmids = Box::leak(Box::new(Vmids::new(slots, &world.features).unwrap()));
-        Self { hosted: world.machine.platform(), vmids }
-    }
-}
-
-// SAFETY: memory, metadata and instructions are the machine's.
-unsafe impl Platform for Sharing {
-    fn vmids(&self) -> Option<&Vmids<'_>> {
-        Some(self.vmids)
-    }
-
-    fn tlbi(&self, operation: Tlbi, operand: u64) {
-        self.hosted.tlbi(operation, operand);
-    }
-
-    fn dsb(&self, domain: Domain) {
-        self.hosted.dsb(domain);
-    }
-
-    fn isb(&self) {
-        self.hosted.isb();
-    }
-
-    unsafe fn dc(&self, operation: Dc, address: usize) {
-        // SAFETY: the caller promises it.
-        unsafe { self.hosted.dc(operation, address) };
-    }
-
-    unsafe fn dc_lines(&self, operation: Dc, start: usize, size: u64, line: u64) {
-        // SAFETY: the caller promises it.
-        unsafe { self.hosted.dc_lines(operation, start, size, line) };
-    }
-
-    fn ic(&self, operation: Ic, address: usize) {
-        self.hosted.ic(operation, address);
-    }
-
-    fn vttbr(&self) -> u64 {
-        self.hosted.vttbr()
-    }
-
-    fn load_vttbr(&self, value: u64) {
-        self.hosted.load_vttbr(value);
-    }
-
-    fn pointer(&self, pa: Pa) -> NonNull<u8> {
-        self.hosted.pointer(pa)
-    }
-
-    fn metadata(&self, pa: Pa) -> &TableMetadata {
-        self.hosted.metadata(pa)
-    }
-
-    fn pause(&self, yields: u32) {
-        self.hosted.pause(yields);
-    }
-
-    fn abandoned(&self, root: Pa) {
-        self.hosted.abandoned(root);
-    }
+/// This number of VMIDs to share.
+fn vmids(world: &World, count: usize) -> &'static Vmids<'static> {
+    let slots: &[VmidSlot] = Vec::leak((0..count).map(|_| VmidSlot::default()).collect());
+    Box::leak(Box::new(Vmids::new(slots, &world.features).unwrap()))
 }
