@@ -115,6 +115,7 @@ pub mod swap;
 pub mod switch;
 pub mod sysreg;
 pub mod tasks;
+mod tick;
 pub mod timer;
 pub mod translate;
 pub mod vcpu;

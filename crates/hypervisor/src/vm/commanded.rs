@@ -11,8 +11,8 @@ use twofold_vmm::restart::Why;
 
 use super::Vm;
 use crate::restart::Guest;
-use crate::schedule;
 use crate::virtio::Around;
+use crate::{schedule, tick};
 
 /// A guest that a command has ended.
 #[must_use = "the guest is still counted as one that runs"]
@@ -77,6 +77,7 @@ impl Vm {
 
     /// The command to continue: G1 and G2.
     pub(crate) fn go_on(&self) -> Result<(), NotNow> {
+        tick::wait();
         self.life.change(|life, now| life.go_on(now))?;
         self.announce();
         for vcpu in &self.vcpus {
