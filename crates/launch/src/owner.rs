@@ -20,7 +20,7 @@
 //! Each of the three locks the records of all images of the guest, looks at all, and only then writes. A record is less
 //! than a sector, which is written as a whole. What an NBD server serves has no record: the server decides which client writes.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -32,6 +32,7 @@ use thiserror::Error;
 use twofold_migration::commit::{Owner, Ownership};
 
 use crate::devices::HostDevices;
+use crate::interactive::note;
 
 /// Why a disk's guest cannot be taken.
 #[derive(Debug, Error)]
@@ -76,6 +77,14 @@ pub enum OwnerError {
     /// A run of this host has it.
     #[error("a run has the guest of the disk {}: it has moved there", .0.display())]
     Held(PathBuf),
+    /// The lock that keeps other runs of this host from it is not there.
+    #[error("cannot hold {}: {why}; start no other guest with the disk {} here", held_path_of(image).display(), image.display())]
+    NotHeld {
+        /// The disk's image.
+        image: PathBuf,
+        /// The system's error.
+        why: io::Error,
+    },
     /// There is no record.
     #[error("there is no owner record {} beside the disk: it is not the disk that the guest had", path_of(.0).display())]
     None(PathBuf),
@@ -124,17 +133,29 @@ pub fn is_offered(devices: &HostDevices, offered: Ownership) -> Result<(), Owner
     offered_records(devices, offered).map(drop)
 }
 
-/// W4: holds the images until this process ends. If the run that the guest left holds them, this waits for its end in a thread.
-pub fn hold(devices: &HostDevices) {
+/// W4: holds the images until this process ends. If the run that the guest left holds one, a thread waits for that run's end.
+///
+/// # Errors
+///
+/// [`OwnerError::NotHeld`]: this image is not held, nor those after it.
+pub fn hold(devices: &HostDevices) -> Result<(), OwnerError> {
     for image in devices.written_files() {
-        thread::spawn(move || {
-            let file = File::options().write(true).create(true).truncate(false).open(held_path_of(&image))?;
-            file.lock()?;
+        let failed = |why| OwnerError::NotHeld { image: image.clone(), why };
+        let held = File::options().write(true).create(true).truncate(false).open(held_path_of(&image));
+        let file = held.map_err(failed)?;
+        match file.try_lock() {
             // The system closes it, and so unlocks it, when the process ends.
-            std::mem::forget(file);
-            io::Result::Ok(())
-        });
+            Ok(()) => std::mem::forget(file),
+            Err(TryLockError::WouldBlock) => {
+                thread::spawn(move || match file.lock() {
+                    Ok(()) => std::mem::forget(file),
+                    Err(why) => note(&OwnerError::NotHeld { image, why }.to_string()),
+                });
+            }
+            Err(TryLockError::Error(why)) => return Err(failed(why)),
+        }
     }
+    Ok(())
 }
 
 /// An ownership as it travels with its guest.
@@ -349,15 +370,24 @@ mod tests {
         assert!(matches!(is_offered(&devices, offered.taken_by(two)), Err(OwnerError::Passed { .. })));
         accept_as(&devices, offered, two).unwrap();
         take_as(&devices, one).unwrap();
-        hold(&devices);
         let held = held_path_of(&directory.path().join("a"));
-        // A thread takes it.
-        while File::open(&held).is_ok_and(|file| file.try_lock().is_ok()) || !held.exists() {
+        // The run that it left holds it. When that ends, a thread takes it.
+        let left = File::create(&held).unwrap();
+        left.lock().unwrap();
+        hold(&devices).unwrap();
+        drop(left);
+        while File::open(&held).is_ok_and(|file| file.try_lock().is_ok()) {
             thread::yield_now();
         }
         let error = take_as(&devices, one).unwrap_err().to_string();
         assert!(error.contains("a run has the guest of the disk"), "{error}");
         assert!(!held_path_of(&directory.path().join("read")).exists());
+        let none = directory.path().join("none");
+        fs::create_dir(&none).unwrap();
+        let elsewhere = disks(&none, &["a"]);
+        fs::remove_dir_all(&none).unwrap();
+        let error = hold(&elsewhere).unwrap_err().to_string();
+        assert!(error.contains("none/a.held: No such file") && error.contains("start no other guest"), "{error}");
     }
 
     #[test]

@@ -13,8 +13,6 @@
 //! hypervisor together, and before anything is waited for but the next page.
 
 use std::collections::VecDeque;
-use std::io;
-use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -23,10 +21,10 @@ use twofold_abi::channel::wire::WrittenWord;
 use twofold_abi::channel::{Command, GuestState, PAGE_SIZE};
 use twofold_migration::commit::Ownership;
 use twofold_migration::postcopy::{Came, FetchError, Incoming, Need, Target, resume_target};
-use twofold_migration::sealed::Key;
 use twofold_migration::stream::{Capabilities, Compression, Hello, Message, Writer};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::door::Door;
 use super::link;
 use super::memory::{BUSY, GUEST, number, patiently};
 use crate::interactive;
@@ -65,8 +63,7 @@ pub(super) struct Begin {
 
 /// How a link is made anew.
 pub(super) struct Again {
-    pub listener: TcpListener,
-    pub key: Key,
+    pub door: Arc<Door>,
     pub here: Capabilities,
     pub hello: Hello,
     pub owned: Ownership,
@@ -202,25 +199,10 @@ impl Taker<'_> {
 
     /// Waits for the source, and goes on over a new link (L2, L3). `None`: the guest has ended.
     fn resume(&self) -> Option<Incoming<link::Reader>> {
-        let Again { listener, key, here, hello, owned } = &self.again;
-        // So that it is noticed when the guest ends.
-        let _ = listener.set_nonblocking(true);
+        let Again { door, here, hello, owned } = &self.again;
         loop {
-            if self.shared.guest_has_ended() {
-                return None;
-            }
-            let stream = match listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(why) => {
-                    if why.kind() != io::ErrorKind::WouldBlock {
-                        interactive::note(&format!("the source cannot be waited for: {why}"));
-                    }
-                    thread::sleep(10 * BUSY);
-                    continue;
-                }
-            };
-            let linked =
-                stream.set_nonblocking(false).map_err(link::LinkError::from).and_then(|()| link::accept(stream, key));
+            // `None`: the guest has ended.
+            let linked = door.wait(|| self.shared.guest_has_ended())?;
             let (reader, writer) = match linked {
                 Ok(linked) => linked,
                 Err(why) => {

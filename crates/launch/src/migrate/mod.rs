@@ -8,6 +8,7 @@
 //! [`record`], a file that both can reach, says which side runs the guest.
 
 pub mod carried;
+mod door;
 pub mod fetch;
 pub mod link;
 mod memory;

@@ -14,7 +14,7 @@
 //! Invariants: the guest runs here only when the record says that this side has it. A target that does not get the guest ends
 //! its machine.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
@@ -32,6 +32,7 @@ use twofold_migration::{PageSet, Runtime, Section};
 use zerocopy::IntoBytes;
 
 use super::carried::Carried;
+use super::door::Door;
 use super::fetch::{Again, Begin, Fetching};
 use super::link::{self, LinkError};
 use super::memory::{self, GUEST, SHIFT};
@@ -48,11 +49,9 @@ pub type BeforeEntry = Box<dyn FnOnce(&Session) -> Result<(), String> + Send>;
 
 /// A place to which a guest may come.
 pub struct Incoming {
-    listener: TcpListener,
+    door: Arc<Door>,
     /// This side, as the record names it. No two machines have the same name.
     pub me: Owner,
-    /// The key that both sides have.
-    pub key: Key,
     /// The record that both sides can reach.
     pub record: Record,
     /// The most bytes of RAM of a guest.
@@ -104,8 +103,8 @@ impl Incoming {
     ///
     /// It is in use, or not this machine's.
     pub fn bind(address: &str, key: Key, record: Record) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
-        Ok(Self { listener, me: owner::this(), key, record, memory: MEMORY_MAX, postcopy: true, before_entry: None })
+        let door = Door::bind(address, key)?;
+        Ok(Self { door, me: owner::this(), record, memory: MEMORY_MAX, postcopy: true, before_entry: None })
     }
 
     /// Where it listens.
@@ -114,7 +113,7 @@ impl Incoming {
     ///
     /// The system does not know.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.door.address()
     }
 
     /// Waits for a source, and for its guest's images (I1).
@@ -123,17 +122,15 @@ impl Incoming {
     ///
     /// [`IncomingError`]: no guest has come. Another one may.
     pub fn wait(&mut self) -> Result<Coming, IncomingError> {
-        let (stream, _) = self.listener.accept().map_err(LinkError::from)?;
-        let link = link::accept(stream, &self.key)?;
+        let link = self.door.wait(|| false).ok_or(IncomingError::NoMachine)??;
         let (images, came) = mpsc::channel();
         let (session, sessions) = mpsc::channel();
         let here = self.capabilities();
         let side = Here {
             me: self.me,
             record: self.record.clone(),
-            listener: self.listener.try_clone().map_err(LinkError::from)?,
+            door: Arc::clone(&self.door),
             memory: self.memory,
-            key: self.key.clone(),
             postcopy: self.postcopy,
             before_entry: self.before_entry.take(),
         };
@@ -186,9 +183,8 @@ struct Stage {
 struct Here {
     me: Owner,
     record: Record,
-    listener: TcpListener,
+    door: Arc<Door>,
     memory: u64,
-    key: Key,
     postcopy: bool,
     before_entry: Option<BeforeEntry>,
 }
@@ -197,7 +193,7 @@ struct Here {
 fn take(
     (reader, writer): (link::Reader, link::Writer),
     here: Capabilities,
-    Here { me, record, listener, memory, key, postcopy, before_entry }: Here,
+    Here { me, record, door, memory, postcopy, before_entry }: Here,
     stage: Stage,
 ) -> Result<Option<Fetching>, IncomingError> {
     let clock = Clock::new();
@@ -236,7 +232,7 @@ fn take(
             else {
                 return Ok(None);
             };
-            let again = Again { listener, key, here, hello, owned };
+            let again = Again { door, here, hello, owned };
             Ok(Some(Fetching::begin(Begin { session: memory.session, target, incoming, answers, again })))
         }
         (State::Running { .. }, Some(why)) => Err(IncomingError::NotStarted(why)),
@@ -349,7 +345,10 @@ impl Host<'_> {
     fn take_disks(&self) -> Result<(), OwnerError> {
         let Some(offered) = self.offered else { return Ok(()) };
         owner::accept(&self.devices, offered)?;
-        owner::hold(&self.devices);
+        // The guest is this side's, and goes on: a lock that is not there puts no memory of it at risk.
+        if let Err(why) = owner::hold(&self.devices) {
+            crate::interactive::note(&why.to_string());
+        }
         Ok(())
     }
 
