@@ -9,23 +9,21 @@
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::AtomicUsize;
 
 use spin::{Mutex, MutexGuard, Once};
+use twofold_abi::bundle;
 use twofold_abi::channel::GuestState;
-use twofold_abi::{bundle, exit, virt};
 use twofold_devices::Width;
 use twofold_devices::vgic::VcpuId;
-use twofold_memory::{Error, HUGE_PAGE, SlotId};
-use twofold_stage2::{Features, Ipa, IpaRange};
+use twofold_memory::SlotId;
+use twofold_stage2::Features;
 use twofold_vmm::agreement;
 use twofold_vmm::console::Notice;
-use twofold_vmm::life::State;
 use twofold_vmm::mitigation::Needs;
 use twofold_vmm::name::Name;
 use twofold_vmm::power::{Power, Start};
 use twofold_vmm::refusals::Refusals;
-use twofold_vmm::restart::Why;
 use twofold_vmm::scheduler::EntityId;
 
 use crate::board::Board;
@@ -39,20 +37,23 @@ use crate::guest_cpu::{GuestCpu, IdValues};
 use crate::life::Shared;
 use crate::mmio::Operation;
 use crate::registers::{self, Confinement};
-use crate::release::{self, Release};
-use crate::restart::{self, Images, Piece, Restart};
+use crate::release::Release;
+use crate::restart::{Images, Restart};
 use crate::schedule::cpu::Progress;
 use crate::schedule::deadlines::Due;
-use crate::stats::{self, Figures, Stats};
-use crate::swap::{self, Swap};
+use crate::stats::{Figures, Stats};
+use crate::swap::Swap;
 use crate::switch::{LastVcpu, Seat};
 use crate::vcpu::state::Vcpu;
 use crate::virtio::{Around, Place};
-use crate::{channel, control, cpus, platform, power, schedule, shutdown};
+use crate::{channel, control, cpus, platform, power, schedule};
+use end::{End, fail};
 use sweep::Sweeps;
 
 pub(crate) mod absent;
+mod anew;
 pub(crate) mod commanded;
+pub(crate) mod end;
 pub(crate) mod frames;
 pub(crate) mod saved;
 pub(crate) mod saved_pages;
@@ -141,15 +142,6 @@ pub struct Parts {
     pub flags: u32,
     /// Whether WFI and WFE give up the CPU, because there are more vCPUs than CPUs.
     pub waits_trap: bool,
-}
-
-/// How a guest ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// The guest switched itself off.
-    PowerOff,
-    /// The guest asked for a reset.
-    Reset,
 }
 
 /// The guests of the image.
@@ -390,25 +382,6 @@ impl Vm {
         self.flags & bundle::flags::TEST_PANIC != 0
     }
 
-    /// The guest asks for a reset. It begins anew, if the bundle says so; otherwise it ends.
-    pub(crate) fn reset(&self, why: Why) {
-        if self.flags & bundle::flags::RESTART == 0 {
-            return self.end(End::Reset);
-        }
-        if self.life.change(|life, _| life.changes_itself(None)) {
-            self.begin_anew(why);
-        }
-    }
-
-    /// The guest's life is *anew*: its vCPUs stop, and its task restarts it.
-    fn begin_anew(&self, why: Why) {
-        control::log(format_args!("guest{}: reset", self.called()));
-        self.restart.begin(why);
-        self.devices.gic.kick_all();
-        self.announce();
-        schedule::wake(self.task);
-    }
-
     /// An access of vCPU `here`, which runs on this CPU, to a virtio device. Returns the value of a load.
     pub(crate) fn virtio(&self, here: usize, at: Place, width: Width, operation: Operation) -> u64 {
         self.devices.virtio.access(at, width, operation, Around { vm: self, here: Some(here) })
@@ -437,69 +410,6 @@ impl Vm {
         progress
     }
 
-    /// Gives up the pages of `range`, whose content is not needed: what is in the store need not come. Returns the part that
-    /// is done, which is shorter than `range` if an interrupt came.
-    fn forget_pages(&self, range: IpaRange) -> Result<IpaRange, Error> {
-        if self.swap.is_none() {
-            return Ok(range);
-        }
-        let given_up = self.memory.give_up(range.clone())?;
-        Ok(range.start..given_up.end)
-    }
-
-    /// The piece of a restart that ended with `done`, the number of bytes it handled. A page that has to come first is asked
-    /// for, and wakes the restart's task.
-    fn or_awaits(&self, done: Result<u64, Error>) -> Result<Piece, Error> {
-        match done {
-            Ok(bytes) => Ok(Piece::Part(bytes)),
-            Err(error @ Error::Absent { page, .. }) => {
-                self.memory.bring(page, swap::RESTART).map_err(|_| error)?;
-                self.pages_asked_for();
-                Ok(Piece::Awaited)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// A piece of the work of a restart, or of the release of what an ended guest had.
-    pub(crate) fn restart(&self) -> Progress {
-        match self.release.work(self) {
-            Ok(Some(progress)) => return progress,
-            Ok(None) => {}
-            Err(error) => control::error(format_args!("the memory of the ended guest{} stays: {error}", self.called())),
-        }
-        self.restart.work(self).unwrap_or_else(|error| {
-            if self.life.change(|life, _| life.cannot_begin()) {
-                control::error(format_args!("the guest{} cannot begin anew: {error}", self.called()));
-                self.last_words(("error", exit::CANNOT_START));
-            }
-            // The release.
-            Progress::More
-        })
-    }
-
-    /// The guest has ended itself. Its vCPUs stop. If it was the last guest, this reports, and exits.
-    pub(crate) fn end(&self, end: End) {
-        if !self.life.change(|life, _| life.changes_itself(Some(State::Off))) {
-            return;
-        }
-        self.report();
-        self.last_words(match end {
-            End::PowerOff => ("power-off", exit::POWER_OFF),
-            End::Reset => ("reset", exit::RESET),
-        });
-    }
-
-    /// The guest cannot continue, for a reason that is not a defect of EL2. Its vCPUs stop; if it was the last guest, the
-    /// image ends.
-    pub(crate) fn stop_for(&self, why: fmt::Arguments) {
-        if !self.life.change(|life, _| life.changes_itself(Some(State::Failed))) {
-            return;
-        }
-        control::error(format_args!("the guest{} cannot go on: {why}", self.called()));
-        self.last_words(("error", exit::CANNOT_START));
-    }
-
     /// What the guest does, for a launcher.
     pub(crate) fn state(&self) -> GuestState {
         self.life.change(|life, _| life.shown())
@@ -516,34 +426,6 @@ impl Vm {
         }
     }
 
-    /// Neither this guest nor another one can continue.
-    pub(crate) fn fail(&self, why: fmt::Arguments) -> ! {
-        fail(why)
-    }
-
-    fn report(&self) {
-        if let Some(vendor) = &self.vendor {
-            vendor.report(self);
-        }
-        self.refusals.report(control::log);
-    }
-
-    /// This guest has ended: the others go on, or the image ends.
-    fn last_words(&self, (how, status): (&str, i32)) {
-        self.devices.gic.kick_all();
-        self.announce();
-        let left = GUESTS.get().map_or(1, |guests| guests.left.fetch_sub(1, Ordering::AcqRel));
-        if left > 1 {
-            control::log(format_args!("guest{}: {how}", self.called()));
-            self.release.begin();
-            return schedule::wake(self.task);
-        }
-        shutdown::guests_have_ended();
-        stats::report(&all().iter().map(Self::figures).collect::<Vec<_>>());
-        control::end(how);
-        shutdown::exit(status)
-    }
-
     /// Its figures.
     pub(crate) fn figures(&self) -> Figures<'_> {
         Figures {
@@ -554,34 +436,6 @@ impl Vm {
             swap: self.swap.as_ref().map(|swap| swap.figures(&self.memory)),
         }
     }
-
-    /// Its name, if there are several.
-    fn called(&self) -> Called {
-        Called((all().len() > 1).then_some(self.name))
-    }
-}
-
-/// A guest's name in a message, with a space before it.
-struct Called(Option<Name>);
-
-impl fmt::Display for Called {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(name) => write!(f, " {name:?}"),
-            None => Ok(()),
-        }
-    }
-}
-
-/// No guest can continue. One CPU says why, and ends the image.
-fn fail(why: fmt::Arguments) -> ! {
-    static END: AtomicBool = AtomicBool::new(false);
-    if END.swap(true, Ordering::AcqRel) {
-        power::park();
-    }
-    control::error(format_args!("the guest cannot go on: {why}"));
-    control::end("error");
-    shutdown::exit(exit::CANNOT_START)
 }
 
 /// The affinity fields of MPIDR_EL1.
@@ -590,86 +444,6 @@ const AFFINITY: u64 = 0xff_00ff_ffff;
 const RES1: u64 = 1 << 31;
 /// HCR_EL2.TWI and TWE.
 const WAITS: u64 = 1 << 13 | 1 << 14;
-
-impl restart::Guest for Vm {
-    fn is_anew(&self) -> bool {
-        self.life.change(|life, _| life.is_anew())
-    }
-
-    fn has_turns(&self) -> bool {
-        // A vCPU's lock is free only between two turns, and a turn that begins after this looked sees that the guest has
-        // stopped. So it is with the I/O task's, and with a piece of a sweep.
-        let vcpus = self.vcpus.iter().any(|vcpu| vcpu.state.try_lock().is_none());
-        vcpus || self.devices.virtio.has_turn() || self.sweeps.has_turn()
-    }
-
-    fn clear_ram(&self, offset: u64, most: u64) -> Result<Piece, Error> {
-        let size = self.restart.ram_size();
-        if offset >= size {
-            let start = Ipa::new(virt::STOLEN_TIME_BASE);
-            self.memory.clear(self.stolen, start..start + virt::STOLEN_TIME_SIZE)?;
-            return Ok(Piece::Last);
-        }
-        let start = Ipa::new(virt::RAM_BASE) + offset;
-        let forgotten = self.forget_pages(start..start + most.min(size - offset));
-        self.or_awaits(forgotten.and_then(|range| {
-            let bytes = range.end - range.start;
-            self.memory.clear(self.ram, range).map(|()| bytes)
-        }))
-    }
-
-    fn write(&self, at: Ipa, bytes: &[u8]) -> Result<Piece, Error> {
-        self.or_awaits(self.memory.write(at, bytes).map(|()| bytes.len() as u64))
-    }
-
-    fn reset_devices(&self) {
-        self.devices.reset(&self.memory);
-    }
-
-    fn invalidate(&self) {
-        self.memory.stage2().invalidate_all();
-    }
-
-    fn begin_again(&self) {
-        for (index, vcpu) in self.vcpus.iter().enumerate() {
-            vcpu.state.lock().switch_off(self, index);
-        }
-        self.power.lock().restart();
-        let runs = self.life.change(|life, now| life.has_begun(now));
-        self.announce();
-        if runs == Some(true) {
-            schedule::wake(self.vcpus[0].entity);
-            self.devices.virtio.go_on();
-        }
-    }
-}
-
-impl release::Ended for Vm {
-    fn has_turns(&self) -> bool {
-        restart::Guest::has_turns(self)
-    }
-
-    fn release_ram(&self, offset: u64) -> Result<bool, Error> {
-        let start = Ipa::new(virt::RAM_BASE) + offset;
-        if let Some(beyond) = offset.checked_sub(self.restart.ram_size().next_multiple_of(HUGE_PAGE)) {
-            if let Some(flash) = self.flash.filter(|_| beyond < virt::FLASH_SIZE) {
-                let start = Ipa::new(virt::FLASH_BASE) + beyond;
-                self.memory.release(flash, start..start + HUGE_PAGE)?;
-                return Ok(true);
-            }
-            let start = Ipa::new(virt::STOLEN_TIME_BASE);
-            self.memory.release(self.stolen, start..start + virt::STOLEN_TIME_SIZE)?;
-            return Ok(false);
-        }
-        self.memory.release(self.ram, start..start + HUGE_PAGE)?;
-        Ok(true)
-    }
-
-    fn release_tables(&self) {
-        let left = self.memory.release_tables();
-        control::log(format_args!("guest{}: its memory is free, but {} MiB", self.called(), (left * HUGE_PAGE) >> 20));
-    }
-}
 
 impl ObservedGuest for Vm {
     fn memory(&self) -> &Memory {

@@ -35,7 +35,8 @@ use crate::swap::Swap;
 use crate::switch::Running;
 use crate::timer::{self, Due};
 use crate::virtio::Place;
-use crate::vm::{End, Vm};
+use crate::vm::Vm;
+use crate::vm::end::End;
 use crate::world::{self, Trap};
 use crate::{inject, read_sysreg, schedule};
 
