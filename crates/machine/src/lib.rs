@@ -10,6 +10,7 @@ pub mod interrupts;
 pub mod key_value;
 pub mod passes;
 pub mod program;
+pub mod relay;
 #[cfg(feature = "strict")]
 pub mod strict;
 pub mod tasks;

@@ -8,18 +8,17 @@
 //! engine's locks check this one too. A CPU that waits calls [`Platform::pause`], so a hosted machine can let the
 //! lock's owner run. The lock is neither fair nor recursive.
 
-use core::cell::UnsafeCell;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 
 use crate::platform::Platform;
-use crate::primitive::{LOCKED, Ordering, Word};
+use crate::primitive::{Guarded, LOCKED, Ordering, Word};
 
 /// A value for one CPU at a time.
 pub struct Lock<T> {
     word: Word,
-    value: UnsafeCell<T>,
+    value: Guarded<T>,
 }
 
 // SAFETY: only the CPU that has the lock reaches the value, one CPU at a time; the value moves between CPUs, so `T:
@@ -29,7 +28,7 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     /// An unlocked lock with this value.
     pub fn new(value: T) -> Self {
-        Self { word: Word::default(), value: UnsafeCell::new(value) }
+        Self { word: Word::default(), value: Guarded::new(value) }
     }
 
     /// The value. Taking the lock by value proves that it is unlocked.
@@ -108,7 +107,7 @@ impl<T> Deref for LockGuard<'_, T> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: the lock is held while the guard lives, and only the guard reaches the value.
-        unsafe { &*self.lock.value.get() }
+        unsafe { &*self.lock.value.to_read() }
     }
 }
 
@@ -116,7 +115,7 @@ impl<T> DerefMut for LockGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as for `deref`; this borrows the one guard mutably.
-        unsafe { &mut *self.lock.value.get() }
+        unsafe { &mut *self.lock.value.to_change() }
     }
 }
 

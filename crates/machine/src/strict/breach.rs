@@ -53,11 +53,13 @@ pub enum Rule {
     HiddenData,
     /// R22: memory is no longer cacheable, and a write to it may still be in the cache.
     LateWriteBack,
+    /// R23: two CPUs reached the value of a lock, one to change it, and have not synchronized in between.
+    ValueRace,
 }
 
 impl Rule {
     /// All rules.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::LiveChange,
         Self::MakeBeforeFlush,
         Self::TableFreedTooEarly,
@@ -80,6 +82,7 @@ impl Rule {
         Self::Content,
         Self::HiddenData,
         Self::LateWriteBack,
+        Self::ValueRace,
     ];
 
     /// The rule's number in `docs/mmu-rules.md`.

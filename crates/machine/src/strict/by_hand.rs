@@ -114,6 +114,15 @@ impl CpuHandle {
         self.with_context(|context| context.event(|model, _| model.root(start.raw(), None, vttbr, vtcr)));
     }
 
+    /// States that this CPU reads the value behind a lock, or changes it. The program numbers its values as it likes.
+    #[track_caller]
+    pub fn reach_value(&self, number: u64, changes: bool) {
+        self.with_context(|context| {
+            context.point();
+            context.reached((VALUES + number, 0), changes);
+        });
+    }
+
     #[track_caller]
     fn access<R>(&self, order: Ordering, body: impl FnOnce(&Context, Access) -> R) -> R {
         let site = Location::caller();
@@ -129,6 +138,9 @@ impl CpuHandle {
         result
     }
 }
+
+/// The first number of a program's own value. The engine counts its values from 0 on.
+const VALUES: u64 = 1 << 63;
 
 fn word(context: &Context, pa: Pa) -> &AtomicU64 {
     context.shared.arena.word(pa).unwrap_or_else(|| panic!("the machine has no word at {pa}"))

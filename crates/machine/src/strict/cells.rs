@@ -227,6 +227,11 @@ impl Cells {
         &self.known[cpu]
     }
 
+    /// The same, to add to it.
+    pub(crate) fn known_mut(&mut self, cpu: usize) -> &mut Clock {
+        &mut self.known[cpu]
+    }
+
     /// A walk reads an entry; `walk` is what it knows so far.
     pub(crate) fn walk_load(
         &mut self,

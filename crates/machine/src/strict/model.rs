@@ -13,6 +13,7 @@ use super::bbm::Bbm;
 use super::breach::{Change, Rule};
 use super::cells::Cells;
 use super::clock::{Clock, Moment};
+use super::guards::Guards;
 use super::lines::Lines;
 use super::stale::StaleEntries;
 use super::tables::Tables;
@@ -28,6 +29,7 @@ pub(crate) struct Model {
     pub(crate) format: Format,
     pub(crate) arena: Arc<Arena>,
     pub(crate) cells: Cells,
+    pub(crate) guards: Guards,
     pub(crate) stale: StaleEntries,
     pub(crate) tables: Tables,
     pub(crate) lines: Lines,
@@ -85,6 +87,7 @@ impl Model {
             format: Format::KIB_4,
             arena,
             cells: Cells::new(cpus),
+            guards: Guards::default(),
             stale: StaleEntries::default(),
             tables: Tables::new(Format::KIB_4),
             lines: Lines::default(),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The observer: each access of the engine is an event of the machine whose CPU the thread is.
 //!
-//! Invariant: a word changes in the same event as its model. A thread that is no CPU does the access itself.
+//! Invariant: a word changes in the same event as its model. A thread that is no CPU does the access itself, as a relay
+//! if it is one.
 
 use std::panic::Location;
 use std::sync::Once;
@@ -11,8 +12,10 @@ use twofold_abi::trace::{self, Event, How};
 use twofold_stage2::primitive::{Access, Claim, Observer, observe};
 use twofold_stage2::{Pa, TableMetadata};
 
+use super::breach::Rule;
 use super::context::Context;
-use super::model::Model;
+use super::model::{Broken, Model};
+use super::relay::Relay;
 use super::shape::ACCESSED;
 use super::tables::{PAGE, Standing};
 
@@ -26,39 +29,54 @@ pub(super) fn install() {
     ONCE.call_once(|| observe(Some(&ROUTER)));
 }
 
-/// Forwards an access to the machine whose CPU the thread is.
+/// Forwards an access to the machine whose CPU the thread is, or to the relay that it is.
 struct Router;
 
 // SAFETY: only the thread that holds the turn changes a word, by atomic accesses. A load returns a value that was
 // stored to the word, by the rules of the memory model. A thread that is no CPU does the access itself.
 unsafe impl Observer for Router {
     fn load(&self, word: &AtomicU64, access: Access) -> u64 {
-        Context::current(|context| context.load(word, access)).unwrap_or_else(|| word.load(access.order))
+        Context::current(|context| context.load(word, access))
+            .or_else(|| Relay::current(|relay| relay.load(word, access)))
+            .unwrap_or_else(|| word.load(access.order))
     }
 
     fn store(&self, word: &AtomicU64, value: u64, access: Access) {
-        if Context::current(|context| context.store(word, value, access)).is_none() {
+        if Context::current(|context| context.store(word, value, access)).is_none()
+            && Relay::current(|relay| relay.store(word, value, access)).is_none()
+        {
             word.store(value, access.order);
         }
     }
 
     fn update(&self, word: &AtomicU64, change: &mut dyn FnMut(u64) -> Option<u64>, access: Access) -> Result<u64, u64> {
-        match Context::current(|context| context.update(word, change, access)) {
-            Some(result) => result,
-            None => word.fetch_update(access.order, Ordering::Acquire, change),
-        }
+        Context::current(|context| context.update(word, change, access))
+            .or_else(|| Relay::current(|relay| relay.update(word, change, access)))
+            .unwrap_or_else(|| word.fetch_update(access.order, Ordering::Acquire, change))
     }
 
     fn try_lock(&self, word: &AtomicU64, access: Access) -> Option<u64> {
-        Context::current(|context| context.try_lock(word, access)).unwrap_or_else(|| {
-            let state = word.fetch_or(LOCKED, access.order);
-            (state & LOCKED == 0).then_some(state)
-        })
+        Context::current(|context| context.try_lock(word, access))
+            .or_else(|| Relay::current(|relay| relay.try_lock(word, access)))
+            .unwrap_or_else(|| {
+                let state = word.fetch_or(LOCKED, access.order);
+                (state & LOCKED == 0).then_some(state)
+            })
     }
 
     fn unlock(&self, word: &AtomicU64, value: u64, access: Access) {
-        if Context::current(|context| context.unlock(word, value, access)).is_none() {
+        if Context::current(|context| context.unlock(word, value, access)).is_none()
+            && Relay::current(|relay| relay.unlock(word, value, access)).is_none()
+        {
             word.store(value, access.order);
+        }
+    }
+
+    fn reached(&self, value: (u64, usize), changes: bool) {
+        if Context::current(|context| context.reached(value, changes)).is_none()
+            && let Some(Err(race)) = Relay::current(|relay| relay.reached(value, changes))
+        {
+            panic!("{race}");
         }
     }
 
@@ -72,6 +90,7 @@ unsafe impl Observer for Router {
             });
         });
         if fenced.is_none() {
+            Relay::current(Relay::release_fence);
             std::sync::atomic::fence(Ordering::Release);
         }
     }
@@ -87,6 +106,7 @@ unsafe impl Observer for Router {
             });
         });
         if fenced.is_none() {
+            Relay::current(Relay::full_fence);
             std::sync::atomic::fence(Ordering::SeqCst);
         }
     }
@@ -266,6 +286,18 @@ impl Context {
             model.cells.store(cpu, word, value, access.order, step);
             Ok(())
         });
+    }
+
+    /// This CPU reaches the value behind a lock: a part of the event before, and no step.
+    pub(super) fn reached(&self, value: (u64, usize), changes: bool) {
+        let mut model = self.shared.lock();
+        let Model { guards, cells, .. } = &mut *model;
+        let reached = guards.reach(self.cpu, cells.known_mut(self.cpu), value, changes);
+        drop(model);
+        if let Err(other) = reached {
+            let what = format!("the value of a lock is reached, and CPU {other} did there what is not known yet");
+            self.report(Broken::new(Rule::ValueRace, what));
+        }
     }
 
     fn word(&self, word: &AtomicU64) -> Word {

@@ -3,9 +3,9 @@
 //!
 //! It is in no build for a CPU but that of an image that writes a trace (feature `checked`).
 //!
-//! * [`word`] and [`execute`] replace the files of the same names in `primitive`. They are the one place that reports
-//!   every access, with its ordering and call site, to an [`observer`] (feature `checked`): a model of what CPUs and
-//!   walks may see, or a trace;
+//! * [`word`], [`guarded`] and [`execute`] replace the files of the same names in `primitive`. They are the one place
+//!   that reports every access, with its ordering and call site, to an [`observer`] (feature `checked`): a model of what
+//!   CPUs and walks may see, or a trace;
 //! * `loom_atomic` replaces the real atomics by the model checker's (`--cfg loom`). The model checker's tests are in
 //!   `loom`;
 //! * `mutants` leaves out or weakens one step, to see whether a test fails (`--cfg mutants`);
@@ -17,6 +17,7 @@
 #[cfg(feature = "checked")]
 pub(crate) mod audit;
 mod execute;
+mod guarded;
 #[cfg(all(test, loom))]
 mod loom;
 #[cfg(loom)]
@@ -28,6 +29,7 @@ pub(crate) mod observer;
 mod word;
 
 pub(crate) use execute::*;
+pub(crate) use guarded::*;
 #[cfg(feature = "checked")]
 pub use observer::{Access, Observer, observe};
 pub use word::*;

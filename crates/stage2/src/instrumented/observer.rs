@@ -43,6 +43,12 @@ pub unsafe trait Observer: Sync {
     /// Unlocks by storing `value`, whose bit 0 is clear.
     fn unlock(&self, word: &AtomicU64, value: u64, access: Access);
 
+    /// This thread reads the value behind a lock, or changes it (`changes`). `value` is its number and its address. The
+    /// lock's own accesses say whether the thread may.
+    fn reached(&self, value: (u64, usize), changes: bool) {
+        let _ = (value, changes);
+    }
+
     /// A release fence.
     fn release_fence(&self, site: &'static Location<'static>);
 

@@ -9,6 +9,8 @@ mod claim;
 #[cfg(not(any(feature = "checked", loom, mutants)))]
 mod execute;
 #[cfg(not(any(feature = "checked", loom, mutants)))]
+mod guarded;
+#[cfg(not(any(feature = "checked", loom, mutants)))]
 mod word;
 
 pub use core::sync::atomic::Ordering;
@@ -16,6 +18,8 @@ pub use core::sync::atomic::Ordering;
 pub use claim::Claim;
 #[cfg(not(any(feature = "checked", loom, mutants)))]
 pub(crate) use execute::*;
+#[cfg(not(any(feature = "checked", loom, mutants)))]
+pub(crate) use guarded::*;
 #[cfg(not(any(feature = "checked", loom, mutants)))]
 pub use word::*;
 

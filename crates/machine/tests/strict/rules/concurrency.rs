@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R19, and races of two CPUs: an access has two halves.
+//! R19, R23, and races of two CPUs: an access has two halves.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -10,7 +10,7 @@ use twofold_stage2::Platform;
 use twofold_stage2::platform::{Domain, Tlbi};
 
 use super::hand::{BASE, Hand, Machinery, READ_WRITE, ipa, pages};
-use super::{SEEDS, allowed_in_a_race, reported_in_a_race};
+use super::{SEEDS, allowed, allowed_in_a_race, reported_in_a_race};
 use crate::world::{MODERN, PAGE};
 
 // R19
@@ -88,6 +88,50 @@ fn a_cpu_that_waits_for_one_that_works_is_allowed() {
         });
     };
     allowed_in_a_race(works, |hand| hand.make(hand.entry(0), hand.leaf(0, &READ_WRITE)));
+}
+
+// R23
+
+/// Reaches the value behind a table's lock, with the lock or without it.
+fn reach(hand: &Hand, locks: bool, changes: bool) {
+    let reach = || hand.cpu.reach_value(7, changes);
+    if locks { hand.locked(hand.entry(0), reach) } else { reach() }
+}
+
+/// Whichever of the two comes first, and although neither need be inside at the same time.
+#[test]
+fn a_value_that_is_reached_without_its_lock_is_reported() {
+    for (first, second) in [(true, true), (true, false), (false, true)] {
+        reported_in_a_race(Rule::ValueRace, |hand| reach(hand, true, first), |hand| reach(hand, false, second));
+    }
+}
+
+#[test]
+fn a_value_that_is_reached_under_another_lock_is_reported() {
+    reported_in_a_race(
+        Rule::ValueRace,
+        |hand| reach(hand, true, true),
+        |hand| {
+            hand.cpu.lock(hand.tree.level_2);
+            hand.cpu.reach_value(7, true);
+            hand.cpu.unlock(hand.tree.level_2);
+        },
+    );
+}
+
+#[test]
+fn a_value_that_is_reached_under_its_lock_is_allowed() {
+    allowed_in_a_race(|hand| reach(hand, true, true), |hand| reach(hand, true, true));
+}
+
+#[test]
+fn a_value_that_is_only_read_needs_no_lock() {
+    allowed_in_a_race(|hand| reach(hand, false, false), |hand| reach(hand, false, false));
+}
+
+#[test]
+fn a_value_of_one_cpu_needs_no_lock() {
+    allowed(|hand| (0..3).for_each(|_| reach(hand, false, true)));
 }
 
 // The two halves of an access.
