@@ -3,7 +3,7 @@
 //! with memory that can be accessed, and that keeps track of cleaned lines (module `bank`).
 //!
 //! It proves one thing by itself: whenever a watched address gets mapped, the guest reads there what the test expects,
-//! through its caches and past them.
+//! through its caches and past them. With `twofold-machine/strict`, it also proves that each lock orders what is behind it.
 #![allow(dead_code, reason = "each test uses its own part")]
 
 pub mod bank;
@@ -40,6 +40,9 @@ pub type Host = platform::Host<Banks>;
 
 impl Machine {
     pub fn new(features: Features, banks: &[(Pa, u64)]) -> Rc<Self> {
+        // Whatever the test has the engine do under a lock, it does on one CPU after another: what a lock does not order is
+        // found, though the test has one thread.
+        twofold_machine::relay::begin();
         Self::with_memory(features, Banks::new(banks))
     }
 
