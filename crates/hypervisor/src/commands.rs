@@ -28,9 +28,12 @@ use crate::vm::absent::{Filled, Listed};
 use crate::vm::commanded::Quit;
 use crate::vm::saved::Unsaved;
 use crate::vm::saved_pages::{Looked, PageError, Reading, Writing};
-use crate::vm::sweep::{Sweep, Unswept};
+use crate::vm::sweep::Sweep;
 use crate::vm::{self, Vm};
 use crate::{consoles, heap, read_sysreg, stats};
+use sweeping::{Sweeping, refuse_sweep};
+
+mod sweeping;
 
 /// What is done for the launcher.
 pub(crate) struct Commands {
@@ -73,19 +76,6 @@ struct Found {
     accessed: u64,
     /// [`Vm::working_set`]
     working_set: Option<u64>,
-}
-
-/// A command for the RAM of guests, which was carried out in part.
-struct Sweeping {
-    asked: Asked,
-    sweep: Sweep,
-    /// The guest, and the page of its RAM that is next.
-    guest: usize,
-    page: u64,
-    /// What was found in this guest.
-    found: u64,
-    /// Whether it was carried out on one, or why not on the last one.
-    carried_out: Result<bool, Unswept>,
 }
 
 /// Content that is sent in parts.
@@ -484,76 +474,6 @@ fn on_each<E>(
     if was_for_one { Ok(()) } else { carried_out }
 }
 
-impl Sweeping {
-    fn begin(asked: Asked, sweep: Sweep) -> Self {
-        let guest = asked.guest().map_or(0, usize::from);
-        Self { asked, sweep, guest, page: 0, found: 0, carried_out: Ok(false) }
-    }
-
-    /// A piece. `None`: it was the last one, and the command is answered.
-    fn piece(mut self, guests: All) -> Option<UnderWay> {
-        let Some(vm) =
-            guests.0.get(self.guest).filter(|_| self.asked.guest().is_none_or(|one| one == self.guest as u16))
-        else {
-            match self.carried_out {
-                Ok(_) => done(self.asked),
-                Err(why) => refuse_sweep(self.asked, &why),
-            }
-            return None;
-        };
-        match vm.sweep(self.sweep, self.page) {
-            Ok(swept) => {
-                self.found += swept.found;
-                if let Some(next) = swept.next {
-                    self.page = next;
-                    return Some(UnderWay::Sweep(self));
-                }
-                if self.sweep == Sweep::Start {
-                    (self.sweep, self.page) = (Sweep::Protect, 0);
-                    return Some(UnderWay::Sweep(self));
-                }
-                self.send(vm);
-                self.carried_out = Ok(true);
-            }
-            Err(why)
-                if self.asked.guest().is_none() && self.page == 0 && self.sweep != Sweep::Protect && why.is_state() =>
-            {
-                // Another guest may be in a state for it.
-                if !matches!(self.carried_out, Ok(true)) {
-                    self.carried_out = Err(why);
-                }
-            }
-            Err(why) => {
-                refuse_sweep(self.asked, &why);
-                return None;
-            }
-        }
-        if self.sweep == Sweep::Protect {
-            self.sweep = Sweep::Start;
-        }
-        (self.guest, self.page, self.found) = (self.guest + 1, 0, 0);
-        Some(UnderWay::Sweep(self))
-    }
-
-    /// Sends what was found in a guest.
-    fn send(&self, vm: &Vm) {
-        let found = match self.sweep {
-            Sweep::Start | Sweep::Protect => return,
-            Sweep::Collect => "dirty.found",
-            Sweep::Split => "split.blocks",
-            Sweep::Coalesce => "coalesce.blocks",
-        };
-        let collected = vm.collected().filter(|_| self.sweep == Sweep::Collect);
-        let _ = channel::with_session(|session, launcher| {
-            let mut figure = |key, value| self.asked.figure(Some(self.guest as u16), key, value, session, launcher);
-            figure(found, self.found);
-            if let Some(collected) = collected {
-                figure("dirty.pages", collected);
-            }
-        });
-    }
-}
-
 /// Sends the next figures. `None`: these were the last ones, and the command is answered.
 fn figures(asked: Asked, (guest, found): (usize, Found), place: usize, guests: All) -> Option<UnderWay> {
     let vm = &guests.0[guest];
@@ -617,11 +537,6 @@ fn free_frames(guests: All) -> u64 {
     let of_all = |free: &dyn Fn(&Vm) -> u64| guests.0.iter().map(free).max().unwrap_or(0);
     // Guests that share frames share the same ones.
     guests.0.iter().map(own).sum::<u64>() + of_all(&shared) + of_all(&pooled)
-}
-
-fn refuse_sweep(asked: Asked, why: &Unswept) {
-    let reason = if why.is_state() { Reason::State } else { Reason::Failed };
-    refuse(asked, reason, format_args!("{why}"));
 }
 
 fn done(asked: Asked) {
