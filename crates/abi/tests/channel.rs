@@ -282,6 +282,23 @@ fn the_longest_frames_fit() {
     assert_eq!(FrameWriter::new().write(1, None, &[1], &long), Err(TooLong(PAYLOAD_MAX + 1)));
 }
 
+/// Frames are written and read in words where that is possible. Here each kind of byte is at each place of a word and of a
+/// block of the greatest length.
+#[test]
+fn words_and_bytes_are_the_same_frames() {
+    for run in (0..24).chain(230..280).chain(490..530) {
+        for behind in [&[0_u8][..], &[0, 9], &[0, 0, 9, 0], &[1, 0, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1], &[0; 40]] {
+            let payload = [&vec![7; run][..], behind, &[0xff; 11], behind].concat();
+            let stream = [&[0], &written(&(1, Some(2), payload.clone()))[..]].concat();
+            let frame = [Ok((1, Some(2), payload))];
+            assert_eq!(naive(&stream), frame, "{run} bytes, then {behind:?}");
+            for size in [1, 3, 8, 9, usize::MAX] {
+                assert_eq!(read(&mut FrameReader::new(), &stream, &[size]), frame, "{run} bytes, then {behind:?}");
+            }
+        }
+    }
+}
+
 /// An endless frame is reported once, and the reader is in step after its end.
 #[test]
 fn a_frame_without_end_is_reported_once() {

@@ -92,7 +92,7 @@ pub enum Polled {
 /// [`Polled::Nothing`].
 ///
 /// `guests` is asked with interrupts masked, while the channel is in use. So it must write no line, and wait for no CPU
-/// that may write one. A call reads at most `READS` buffers.
+/// that may write one. A call reads at most `READS` times `READ` bytes.
 #[must_use]
 pub fn poll(guests: &impl Guests) -> Polled {
     let polled = BASE.get().and_then(|_| with_channel(|channel| channel.poll(guests)));
@@ -168,7 +168,9 @@ pub fn hold() {
 
 /// Seconds until a device that takes nothing is given up.
 pub(crate) const PATIENCE: u64 = 10;
-/// Buffers of 128 bytes that one [`poll`] reads at most.
+/// Bytes that are read at once. What begins at a multiple of this in a buffer is read in words.
+const READ: usize = 256;
+/// Reads of one [`poll`] at most.
 const READS: usize = 2;
 
 /// No CPU uses the device.
@@ -234,7 +236,7 @@ fn masked<T>(act: impl FnOnce() -> T) -> T {
 struct Channel {
     sender: Sender,
     session: Session,
-    input: [u8; 128],
+    input: [u8; READ],
     /// The part of `input` that was not read: it is behind a command.
     unread: Range<usize>,
 }
@@ -406,9 +408,16 @@ impl SharedMemory for Memory {
 
     fn read(&self, at: usize, bytes: &mut [u8]) {
         let from = self.at(at, bytes.len());
-        for (index, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: inside the memory. The device may write it meanwhile: any byte will do.
-            *byte = unsafe { from.add(index).read_volatile() };
+        let is_aligned = from.addr().is_multiple_of(8);
+        let (words, rest) = if is_aligned { bytes.as_chunks_mut::<8>() } else { (&mut [][..], bytes) };
+        let words_end = from.wrapping_add(8 * words.len());
+        for (index, word) in words.iter_mut().enumerate() {
+            // SAFETY: inside the memory, and aligned. The device may write it meanwhile: any bytes will do.
+            *word = unsafe { from.cast::<u64>().add(index).read_volatile() }.to_ne_bytes();
+        }
+        for (index, byte) in rest.iter_mut().enumerate() {
+            // SAFETY: inside the memory. As above.
+            *byte = unsafe { words_end.add(index).read_volatile() };
         }
     }
 

@@ -10,7 +10,10 @@
 //! * A frame that a reader returns was written as one, if the stream does not change bytes. The reader skips what comes
 //!   before the first delimiter: it may be the tail of a frame, and a tail may decode to anything. A frame that was cut
 //!   lacks its end, so it is shorter than its header says.
-//! * The reader looks at each byte once, has a fixed size, and is in step again after each delimiter.
+//! * The reader looks at each byte twice at most, has a fixed size, and is in step again after each delimiter.
+//!
+//! Words of eight bytes are handled at once where they are inside of what is written or read: a byte has the same place in a frame
+//! and in the stuffed one, but for what blocks of the greatest length add.
 
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
@@ -88,33 +91,83 @@ impl FrameReader {
     /// Reads up to the end of the next frame and removes what it read from `bytes`. `None`: all was read, and the frame
     /// goes on.
     pub fn read<'a>(&'a mut self, bytes: &mut &[u8]) -> Option<Result<Frame<'a>, FrameError>> {
-        while let Some((&byte, rest)) = bytes.split_first() {
-            *bytes = rest;
-            if byte == DELIMITER {
-                let (used, code, left, skips) = (self.used, self.code, self.left, self.skips);
-                (self.used, self.code, self.left, self.skips) = (0, 0, 0, false);
-                match (skips || code == 0, left) {
-                    // What was skipped is reported already. Nothing at all is no frame and no error.
-                    (true, _) => {}
-                    (_, 0) => return Some(parse(&self.frame[..used])),
-                    _ => return Some(Err(FrameError::Cut)),
-                }
-            } else if !self.skips && !self.take(byte) {
+        loop {
+            if self.skips {
+                let end = bytes.iter().position(|&byte| byte == DELIMITER).unwrap_or(bytes.len());
+                *bytes = &bytes[end..];
+            } else if !self.take(bytes) {
                 self.skips = true;
                 return Some(Err(FrameError::TooLong));
             }
+            // The delimiter.
+            (_, *bytes) = bytes.split_first()?;
+            let (used, code, left, skips) = (self.used, self.code, self.left, self.skips);
+            (self.used, self.code, self.left, self.skips) = (0, 0, 0, false);
+            match (skips || code == 0, left) {
+                // What was skipped is reported already. Nothing at all is no frame and no error.
+                (true, _) => {}
+                (_, 0) => return Some(parse(&self.frame[..used])),
+                _ => return Some(Err(FrameError::Cut)),
+            }
         }
-        None
     }
 
-    /// Takes one byte of the stuffed frame. False: it is too long.
-    fn take(&mut self, byte: u8) -> bool {
+    /// Takes bytes of the stuffed frame, up to the delimiter. False: it is too long, by the last byte that was taken.
+    fn take(&mut self, bytes: &mut &[u8]) -> bool {
+        while let Some((word, rest)) = bytes.split_first_chunk::<WORD>() {
+            if zeros(word) == 0 && self.take_word(word) {
+                *bytes = rest;
+                continue;
+            }
+            for &byte in word {
+                if byte == DELIMITER {
+                    return true;
+                }
+                *bytes = &bytes[1..];
+                if !self.take_byte(byte) {
+                    return false;
+                }
+            }
+        }
+        while let Some((&byte, rest)) = bytes.split_first().filter(|(byte, _)| **byte != DELIMITER) {
+            *bytes = rest;
+            if !self.take_byte(byte) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes a word without a delimiter. False: it has to be taken by bytes.
+    ///
+    /// A byte of a frame is where it is in the stuffed one, but for the first code and for those after blocks of the greatest
+    /// length, and each other code stands for a zero.
+    fn take_word(&mut self, word: &[u8; WORD]) -> bool {
+        let mut code_at = usize::from(self.left);
+        if code_at < WORD && matches!(self.code, 0 | FULL) {
+            return false;
+        }
+        let Some(to) = self.frame.get_mut(self.used..).and_then(|to| to.first_chunk_mut::<WORD>()) else {
+            return false;
+        };
+        *to = *word;
+        while let (Some(place), Some(&code)) = (to.get_mut(code_at), word.get(code_at)) {
+            *place = 0;
+            self.code = code;
+            code_at += usize::from(code);
+        }
+        (self.used, self.left) = (self.used + WORD, (code_at - WORD) as u8);
+        true
+    }
+
+    /// Takes one byte that is no delimiter. False: the frame is too long.
+    fn take_byte(&mut self, byte: u8) -> bool {
         if self.left > 0 {
             self.left -= 1;
             return self.push(byte);
         }
         // Between two blocks is a 0, except after one of the greatest length.
-        let fits = matches!(self.code, 0 | 0xff) || self.push(0);
+        let fits = matches!(self.code, 0 | FULL) || self.push(0);
         (self.code, self.left) = (byte, byte - 1);
         fits
     }
@@ -178,20 +231,34 @@ impl FrameWriter {
     }
 
     fn put(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            // Without a 0, or up to it, or as much as the block takes.
-            let room = (0xff - (self.used - self.code_at)).min(bytes.len());
-            let length = bytes[..room].iter().position(|&byte| byte == 0);
-            let run = length.unwrap_or(room);
-            self.bytes[self.used..self.used + run].copy_from_slice(&bytes[..run]);
-            self.used += run;
-            bytes = &bytes[run..];
-            if length.is_some() {
-                self.end_block();
-                bytes = &bytes[1..];
-            } else if self.used - self.code_at == 0xff {
-                self.end_block();
+        while let Some((word, rest)) = bytes.split_first_chunk::<WORD>() {
+            bytes = rest;
+            let used = self.used;
+            if used - self.code_at + WORD >= FULL.into() {
+                word.iter().for_each(|byte| self.push(*byte));
+                continue;
             }
+            // Each byte stays where it is, and a 0 becomes the code of the next block.
+            self.bytes[used..][..WORD].copy_from_slice(word);
+            let mut zeros = zeros(word);
+            while zeros != 0 {
+                let at = used + zeros.trailing_zeros() as usize / 8;
+                self.bytes[self.code_at] = (at - self.code_at) as u8;
+                self.code_at = at;
+                zeros &= zeros - 1;
+            }
+            self.used = used + WORD;
+        }
+        bytes.iter().for_each(|byte| self.push(*byte));
+    }
+
+    fn push(&mut self, byte: u8) {
+        if byte != 0 {
+            self.bytes[self.used] = byte;
+            self.used += 1;
+        }
+        if byte == 0 || self.used - self.code_at == FULL.into() {
+            self.end_block();
         }
     }
 
@@ -201,6 +268,19 @@ impl FrameWriter {
         self.code_at = self.used;
         self.used += 1;
     }
+}
+
+/// Bytes that are handled at once where they can be.
+const WORD: usize = 8;
+/// The code of a block of the greatest length, and the bytes from there to its end.
+const FULL: u8 = 0xff;
+
+/// The highest bit of each byte that is 0.
+fn zeros(word: &[u8; WORD]) -> u64 {
+    const OTHERS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+    let word = u64::from_le_bytes(*word);
+    // No sum of seven bits and 0x7f carries into the next byte, and it has the highest bit unless all seven are 0.
+    !(((word & OTHERS) + OTHERS) | word | OTHERS)
 }
 
 const _: () = assert!(HEADER_SIZE == 6 && PAYLOAD_MAX <= u16::MAX as usize);
