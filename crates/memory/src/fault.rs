@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{
-    Access, Attributes, CleanedPieces, Coalesced, Execute, Grant, Granule, Ipa, IpaRange, Kib4, Level, Lock, LockGuard,
+    Access, Attributes, CleanedPieces, Coalesced, Execute, Grant, Granule, Ipa, IpaRange, Level, Lock, LockGuard,
     Mapped, Platform, Relaxed, Window,
 };
 
@@ -494,4 +494,7 @@ fn wanted(access: AccessKind) -> Access {
 
 // The model checker has tables of two entries.
 #[cfg(not(loom))]
-const _: () = assert!(HUGE_PAGE == Kib4.span(Level::L2), "a huge page is what level 2 spans with the 4 KiB granule");
+const _: () = assert!(
+    HUGE_PAGE == twofold_stage2::Kib4.span(Level::L2),
+    "a huge page is what level 2 spans with the 4 KiB granule"
+);
