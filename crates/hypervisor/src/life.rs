@@ -22,8 +22,8 @@
 //!
 //! # Continue
 //!
-//! - G1. The task reads the time, and changes the life to *running*: first the offset of the counters grows by the time since
-//!   H5, then `is_halted` is false.
+//! - G1. The task waits for the beginning of a tick (`tick`), reads the time, and changes the life to *running*: first the
+//!   offset of the counters grows by the time since H5, then `is_halted` is false.
 //! - G2. It wakes all vCPUs of the guest.
 //! - G3. A turn that begins sees G1, and loads the counters with the new offset in T1.
 //!

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A virtual machine: the state that its vCPUs share, and its end.
+//! A virtual machine: the state that its vCPUs share. `end` has its end, and `anew` its restart.
 //!
 //! # Locking
 //!

@@ -24,7 +24,7 @@ use twofold_migration::postcopy::{Came, FetchError, Incoming, Need, Target, resu
 use twofold_migration::stream::{Capabilities, Compression, Hello, Message, Writer};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::door::Door;
+use super::door::{Door, PAUSE};
 use super::link;
 use super::memory::{BUSY, GUEST, number, patiently};
 use crate::interactive;
@@ -201,8 +201,13 @@ impl Taker<'_> {
     fn resume(&self) -> Option<Incoming<link::Reader>> {
         let Again { door, here, hello, owned } = &self.again;
         loop {
-            // `None`: the guest has ended.
-            let linked = door.wait(|| self.shared.guest_has_ended())?;
+            if self.shared.guest_has_ended() {
+                return None;
+            }
+            let Some(linked) = door.look() else {
+                thread::sleep(PAUSE);
+                continue;
+            };
             let (reader, writer) = match linked {
                 Ok(linked) => linked,
                 Err(why) => {

@@ -122,7 +122,7 @@ impl Incoming {
     ///
     /// [`IncomingError`]: no guest has come. Another one may.
     pub fn wait(&mut self) -> Result<Coming, IncomingError> {
-        let link = self.door.wait(|| false).ok_or(IncomingError::NoMachine)??;
+        let link = self.door.wait()?;
         let (images, came) = mpsc::channel();
         let (session, sessions) = mpsc::channel();
         let here = self.capabilities();

@@ -113,7 +113,9 @@ impl Relay {
         let reached = self.guards.reach(cpu, &mut self.known[cpu], value, changes);
         reached.map_err(|other| {
             let site = site.map(|site| format!(", after {site}")).unwrap_or_default();
-            format!("data race: CPU {cpu} reaches the value of a lock{site}, and knows not what CPU {other} did there")
+            format!(
+                "data race: CPU {cpu} reaches the value of a lock{site}, and does not know what CPU {other} did there"
+            )
         })
     }
 
