@@ -8,6 +8,7 @@
 
 use core::ops::Range;
 
+use crate::contiguous::group_around;
 use crate::counts::Counts;
 use crate::lockless_walk::Locked;
 use crate::pass::{MOST_ENTRIES, Pass};
@@ -42,7 +43,8 @@ impl Marked {
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Clears the access flags of the leaves in `range`, and calls `young` with those that had one set. Does not
-    /// invalidate TLBs. A block that lies partly in `range` is cleared and reported whole.
+    /// invalidate TLBs. A block that lies partly in `range` is cleared and reported whole. So is a contiguous group: if one
+    /// of its leaves had a flag set, all are reported.
     ///
     /// # Errors
     ///
@@ -117,6 +119,23 @@ impl Found {
         }
     }
 
+    /// Adds all leaves of each contiguous group of which one was found. `indexes` are the entries that were searched, and
+    /// whole groups.
+    #[inline(always)]
+    fn complete_groups<G: Granule>(&mut self, locked: &Locked<'_, impl Platform, G>, indexes: &Range<usize>) {
+        if !G::GROUPS {
+            return;
+        }
+        for (at, index) in indexes.clone().enumerate() {
+            let found = self.masks.get(at / 64).is_some_and(|mask| mask >> (at % 64) & 1 == 1);
+            if found && locked.entry(index).is_contiguous() {
+                for index in group_around::<G>(index, locked.level) {
+                    self.add(index - indexes.start, 1);
+                }
+            }
+        }
+    }
+
     /// Calls `to` with the leaves that were found, counted from `first`, and clears them.
     pub(crate) fn report(&mut self, level: Level, first: Ipa, to: &mut dyn FnMut(Marked)) {
         for (number, mask) in self.masks.iter_mut().enumerate() {
@@ -154,13 +173,14 @@ impl<P: Platform, G: Granule> Pass<P, G> for Age<'_> {
                     }
                 }
             }
-            return;
+            return self.found.complete_groups(locked, &indexes);
         }
         let (rows, rest) = cells.as_chunks::<ROW>();
         for (number, cells) in rows.iter().enumerate() {
             self.found.add(number * ROW, age_row(cells));
         }
         self.found.add(rows.len() * ROW, age_row(rest));
+        self.found.complete_groups(locked, &indexes);
     }
 
     fn unlocked(&mut self, level: Level, first: Ipa) {

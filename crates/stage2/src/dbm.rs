@@ -5,6 +5,8 @@
 //! set S2AP\[1\] without a fault, and then it is *dirty*. Without DBM, a leaf with S2AP\[1\] clear is read-only. This
 //! module sets DBM on pages only: the record of a block would not show which of its pages were written.
 //!
+//! Hardware may record a write in any leaf of a contiguous group, so its pages lose the hint before they get DBM.
+//!
 //! Setting DBM needs no flush: an old TLB entry causes at most one more fault, which [`relax`](Stage2::relax) ends.
 //! Making a leaf clean needs one, like any removal of write permission.
 //!
@@ -15,6 +17,7 @@ use core::ops::Range;
 
 use crate::age::{Found, marked};
 use crate::counts::Counts;
+use crate::group::has_groups;
 use crate::lockless_walk::Locked;
 use crate::pass::Pass;
 use crate::platform::Platform;
@@ -37,7 +40,11 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     pub fn set_dbm(&self, range: IpaRange) -> Result<(), Error> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
-        self.pass(&range, &mut SetDbm);
+        let mut pass = SetDbm { grouped: true };
+        while core::mem::take(&mut pass.grouped) {
+            self.ungroup_range_if_any(&range);
+            self.pass(&range, &mut pass);
+        }
         Ok(())
     }
 
@@ -53,8 +60,11 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
         self.begin_downgrade();
-        let mut pass = SetDbmClean { changed: Changed::default() };
-        self.pass(&range, &mut pass);
+        let mut pass = SetDbmClean { changed: Changed::default(), grouped: true };
+        while core::mem::take(&mut pass.grouped) {
+            self.ungroup_range_if_any(&range);
+            self.pass(&range, &mut pass);
+        }
         Ok(Pending::downgrade(self, pass.changed, range))
     }
 
@@ -68,8 +78,11 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.check_dirty_state()?;
         let range = self.masked_range(first, mask)?;
         self.begin_downgrade();
-        let mut pass = SetDbmClean { changed: Changed::default() };
-        self.pass_masked(first, mask, &range, &mut pass);
+        let mut pass = SetDbmClean { changed: Changed::default(), grouped: true };
+        while core::mem::take(&mut pass.grouped) {
+            self.ungroup_range_if_any(&range);
+            self.pass_masked(first, mask, &range, &mut pass);
+        }
         Ok(Pending::downgrade(self, pass.changed, range))
     }
 
@@ -117,7 +130,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
 }
 
 /// Sets DBM on pages.
-struct SetDbm;
+struct SetDbm {
+    /// Some pages are still in contiguous groups, and were left as they are: another CPU made the groups meanwhile.
+    grouped: bool,
+}
 
 impl<P: Platform, G: Granule> Pass<P, G> for SetDbm {
     #[inline(always)]
@@ -127,6 +143,10 @@ impl<P: Platform, G: Granule> Pass<P, G> for SetDbm {
 
     fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, _: Ipa) {
         if locked.level < Level::L3 {
+            return;
+        }
+        if has_groups(locked, &indexes) {
+            self.grouped = true;
             return;
         }
         if locked.counts.hardware_tracked() == 0 {
@@ -144,6 +164,8 @@ impl<P: Platform, G: Granule> Pass<P, G> for SetDbm {
 /// Sets DBM on pages, and makes them clean.
 struct SetDbmClean {
     changed: Changed,
+    /// As in [`SetDbm`].
+    grouped: bool,
 }
 
 impl<P: Platform, G: Granule> Pass<P, G> for SetDbmClean {
@@ -153,6 +175,10 @@ impl<P: Platform, G: Granule> Pass<P, G> for SetDbmClean {
     }
 
     fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
+        if locked.level == Level::L3 && has_groups(locked, &indexes) {
+            self.grouped = true;
+            return;
+        }
         let mut span = Span::default();
         if locked.level == Level::L3 && locked.counts.hardware_tracked() == 0 {
             set_dbm_in_cells::<true>(locked, &indexes, &mut span);

@@ -32,6 +32,8 @@ impl Descriptor {
     pub(crate) const ACCESSED: u64 = 1 << 10;
     /// DBM.
     pub(crate) const DIRTY_BY_HARDWARE: u64 = 1 << 51;
+    /// The contiguous hint.
+    pub(crate) const CONTIGUOUS: u64 = 1 << 52;
     const EXECUTE_NEVER_SHIFT: u32 = 53;
     const EXECUTE_NEVER: u64 = 3 << Self::EXECUTE_NEVER_SHIFT;
     const SOFTWARE_SHIFT: u32 = 55;
@@ -160,8 +162,31 @@ impl<G: Granule> Descriptor<G> {
         self.0 & both == both
     }
 
+    /// Whether the leaf belongs to a contiguous group ([`Contiguous`](crate::Contiguous)).
+    pub const fn is_contiguous(self) -> bool {
+        let both = Descriptor::VALID | Descriptor::CONTIGUOUS;
+        G::GROUPS && self.0 & both == both
+    }
+
+    /// The same leaf with the contiguous hint.
+    pub(crate) const fn with_contiguous(self) -> Self {
+        Self::from_raw(self.0 | Descriptor::CONTIGUOUS)
+    }
+
+    /// Whether a leaf of a group was broken, and keeps its content until it is made again (module `group`).
+    pub(crate) const fn is_broken_of_group(self) -> bool {
+        let both = Descriptor::VALID | Descriptor::CONTIGUOUS;
+        G::GROUPS && self.0 & both == Descriptor::CONTIGUOUS
+    }
+
     /// A busy entry: invalid for hardware, and reserved for the CPU that is changing it.
     pub(crate) const BUSY: Self = Self::from_raw(Descriptor::TABLE_OR_PAGE);
+
+    /// Whether the entry is busy.
+    #[inline(always)]
+    pub(crate) const fn is_busy(self) -> bool {
+        self.0 == Self::BUSY.0 || self.is_broken_of_group()
+    }
 
     /// A stale entry: it was removed, and the flush of that may not be complete. A CPU that maps here flushes first. So
     /// an invalidation lies between break and make, even if different CPUs do them (Arm ARM DDI 0487K.a, D8.16.1).

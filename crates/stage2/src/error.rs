@@ -127,6 +127,23 @@ pub enum Error {
         /// The block's level.
         level: Level,
     },
+    /// Leaves of that level make no contiguous groups, or the IPA space is smaller than a group.
+    #[error("leaves of level {level} make no contiguous groups with this granule and IPA space")]
+    NoGroupAtLevel {
+        /// The level that was asked for.
+        level: Level,
+    },
+    /// Hardware was to record writes in a contiguous group: it may record a write in any leaf of the group.
+    #[error("a contiguous group cannot have DBM: hardware may record a write in any of its leaves")]
+    GroupWithDbm,
+    /// Other memory is mapped where a contiguous group should go, or a leaf with DBM.
+    #[error("the leaf at {ipa} maps other memory than the contiguous group of level {level} would, or has DBM")]
+    NotOneGroup {
+        /// The address of the leaf.
+        ipa: Ipa,
+        /// The group's level.
+        level: Level,
+    },
     /// Hardware was to record writes, which needs FEAT_HAFDBS with dirty state.
     #[error("this CPU records no writes in its tables (FEAT_HAFDBS without dirty state)")]
     NoDirtyState,

@@ -21,7 +21,8 @@ use crate::{Features, Level};
 
 /// A translation granule: the size of a page and of a table, and the format of descriptors.
 ///
-/// The five types that implement it are all that the architecture has at stage 2.
+/// Five types are all that the architecture has at stage 2. [`Contiguous`](crate::Contiguous) makes each of them use
+/// the contiguous hint.
 pub trait Granule: sealed::Sealed + Copy + Default + Eq + fmt::Debug + Send + Sync + 'static {
     /// log2 of the page size.
     const SHIFT: u32;
@@ -31,6 +32,9 @@ pub trait Granule: sealed::Sealed + Copy + Default + Eq + fmt::Debug + Send + Sy
     /// The name of the granule in errors.
     #[doc(hidden)]
     const NAME: &'static str;
+    /// Whether leaves may be contiguous groups ([`Contiguous`](crate::Contiguous)).
+    #[doc(hidden)]
+    const GROUPS: bool = false;
 
     /// The size of a page in bytes.
     const SIZE: u64 = 1 << Self::SHIFT;
@@ -105,7 +109,7 @@ pub(crate) const fn largest_block<G: Granule>(features: &Features) -> Level {
     if matches!(G::FORMAT, Format::Lpa) && features.pa_bits > 48 { Level::L1 } else { G::LARGEST }
 }
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
 }
 

@@ -106,9 +106,8 @@
 //! * A block of level 0 (512 GiB, [`Kib4Lpa2`]) is mapped, split and unmapped, but replaces no table: unmap the range first.
 //! * [`FrameMap`] and [`CleanedPieces`] are of 2 MiB, as blocks of the 4 KiB granule.
 //!
-//! # Not yet
-//!
-//! The contiguous hint.
+//! Tables of [`Contiguous<Kib4>`](Contiguous), or of another granule in its place, use the contiguous hint: neighbouring leaves
+//! make a group, which a TLB may hold as one entry.
 #![cfg_attr(not(test), no_std)]
 
 #[cfg(feature = "hosted")]
@@ -134,6 +133,7 @@ mod cache;
 mod clean_ahead;
 mod coalesce;
 mod content;
+mod contiguous;
 mod counts;
 mod dbm;
 mod deferred_free;
@@ -147,6 +147,7 @@ mod frame_map;
 mod geometry;
 mod grant;
 mod granule;
+mod group;
 mod holes;
 mod instructions;
 #[cfg(any(feature = "checked", loom, mutants))]
@@ -160,6 +161,7 @@ mod lock;
 mod lockless_walk;
 mod look_up;
 mod map;
+mod map_group;
 mod map_range;
 mod metadata;
 mod pass;
@@ -186,6 +188,7 @@ pub use age::Marked;
 pub use attributes::{Access, Attributes, Execute, Memory, Shareability};
 pub use clean_ahead::CleanedPieces;
 pub use coalesce::Coalesced;
+pub use contiguous::{Contiguous, group_length};
 pub use descriptor::Descriptor;
 pub use error::Error;
 pub use features::{Features, IdRegisters};
@@ -202,6 +205,7 @@ pub use leaf_iterator::Leaves;
 pub use level::{Level, Levels};
 pub use lock::{Lock, LockGuard};
 pub use map::Mapped;
+pub use map_group::Grouped;
 pub use metadata::{MetadataMap, MetadataRange, TableMetadata};
 pub use platform::Platform;
 pub use pool::Pool;

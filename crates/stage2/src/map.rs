@@ -149,6 +149,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                     if self.is_still_linked(&location) {
                         return Ok(Mapped::Already(old));
                     }
+                } else if old.is_contiguous() {
+                    self.ungroup(&location, ipa);
                 } else if location.level < level {
                     let below = location.level.below().unwrap_or(level);
                     let start = ipa.align_down(self.geometry().granule().span(location.level));

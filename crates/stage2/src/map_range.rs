@@ -6,6 +6,7 @@
 //! mapped leaf by leaf, as [`Grant::map`] does.
 
 use crate::cache::CacheMaintenance;
+use crate::contiguous::{group_around, group_length, group_size};
 use crate::counts::Counts;
 use crate::lockless_walk::EntryLocation;
 use crate::platform::Platform;
@@ -19,7 +20,8 @@ impl<P: Platform, G: Granule> Grant<'_, P, G> {
     /// Maps the whole grant with the largest leaves that fit, but none above level `largest`. `Level::L3` maps pages
     /// only.
     ///
-    /// Where smaller leaves are mapped already, the range stays in smaller leaves.
+    /// Where smaller leaves are mapped already, the range stays in smaller leaves. With [`Contiguous`](crate::Contiguous)
+    /// tables, leaves make contiguous groups wherever they fit.
     ///
     /// # Errors
     ///
@@ -85,6 +87,12 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         if location.entry != Descriptor::INVALID {
             // A single leaf: the entry is stale, busy or mapped. If no leaf of the entry's size fits, map a page.
             let fits = location.level >= largest && self.fits(ipa, pa, left, location.level);
+            if fits
+                && location.entry.is_vacant()
+                && self.map_group_of((ipa, pa), sample, left, location.level, attributes, tables)
+            {
+                return Ok(group_size::<G>(location.level));
+            }
             return self.map_one((ipa, pa), sample, if fits { location.level } else { Level::L3 }, attributes, tables);
         }
         if location.level == Level::L3 {
@@ -94,6 +102,9 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             && self.geometry().may_have_leaves(location.level)
             && self.fits(ipa, pa, left, location.level)
         {
+            if self.map_group_of((ipa, pa), sample, left, location.level, attributes, tables) {
+                return Ok(group_size::<G>(location.level));
+            }
             return self.map_one((ipa, pa), sample, location.level, attributes, tables);
         }
         let below = location.level.below().unwrap_or(Level::L3);
@@ -122,6 +133,28 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
     }
 
+    /// Maps a contiguous group of `level`, if it fits. Returns whether it did.
+    #[inline(always)]
+    fn map_group_of(
+        &self,
+        (ipa, pa): (Ipa, Pa),
+        sample: Sample,
+        left: u64,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource<G>,
+    ) -> bool {
+        self.groups((ipa, pa), level, attributes)
+            && left >= group_size::<G>(level)
+            && self.map_group_to((ipa, pa), sample, level, attributes, tables).is_ok()
+    }
+
+    /// Whether a contiguous group of `level` may map `ipa` to `pa`, if it lies in the range.
+    #[inline(always)]
+    fn groups(&self, addresses: (Ipa, Pa), level: Level, attributes: &Attributes) -> bool {
+        G::GROUPS && !attributes.dirty_by_hardware && self.check_group(addresses, level).is_ok()
+    }
+
     fn fits(&self, ipa: Ipa, pa: Pa, left: u64, level: Level) -> bool {
         let span = self.geometry().granule().span(level);
         ipa.is_aligned(span) && pa.is_aligned(span) && left >= span
@@ -141,7 +174,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     ) -> Result<u64, Error> {
         let span = self.geometry().granule().span(location.level);
         let page = frame::take(tables).ok_or(Error::NoTablePage { ipa, level })?;
-        let first = Descriptor::leaf(pa, level, attributes, self.features());
+        let mut first = Descriptor::leaf(pa, level, attributes, self.features());
+        if self.groups((ipa, pa), level, attributes) {
+            first = first.with_contiguous();
+        }
         let entries = self.geometry().granule().entries();
         self.table_in(&page).fill(0, entries, first, self.geometry().granule().span(level));
         let other_memory = attributes.memory != Memory::Normal;
@@ -191,7 +227,22 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         if attributes.memory != Memory::Normal {
             locked.note_other_memory();
         }
-        locked.table.fill(location.index, count, first, page);
+        if G::GROUPS {
+            let mut done = 0;
+            while done < count {
+                let at = done as u64 * page;
+                let length = group_length::<G>(Level::L3);
+                let whole = count - done >= length && self.groups((ipa + at, pa + at), Level::L3, attributes);
+                // Up to the next group, or the end.
+                let index = location.index + done;
+                let here = (group_around::<G>(index, Level::L3).end - index).min(count - done);
+                let leaf = first.advanced(at);
+                locked.table.fill(index, here, if whole { leaf.with_contiguous() } else { leaf }, page);
+                done += here;
+            }
+        } else {
+            locked.table.fill(location.index, count, first, page);
+        }
         locked.counts += Counts::of(first, Level::L3).times(count as u64);
         count as u64 * page
     }

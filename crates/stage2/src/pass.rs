@@ -10,7 +10,9 @@
 
 use core::ops::Range;
 
+use crate::contiguous::MOST_GROUPED;
 use crate::counts::Counts;
+use crate::group::whole_groups;
 use crate::lockless_walk::{Locked, Retry};
 use crate::platform::Platform;
 use crate::primitive;
@@ -135,7 +137,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         let shift = self.geometry().granule().span_shift(level);
         let first = at.align_down(1 << shift);
         let mut locked = self.lock_table(table.pa(), table.len(), level, then)?.quiet()?;
-        let most = (index + MOST_ENTRIES).min(table.len());
+        let aligned = if G::GROUPS { index & !(MOST_GROUPED - 1) } else { index };
+        let most = (aligned + MOST_ENTRIES).min(table.len());
         let wanted = ((end - first - 1) >> shift) as usize + 1;
         let mut last = most.min(index.saturating_add(wanted));
         if level < Level::L3 {
@@ -143,11 +146,14 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
         // There is nearly always an entry. A visitor's loops are shorter if they know that.
         if V::wants(locked.counts) && index < last {
+            // A contiguous group is visited as a whole. It reaches neither before `aligned` nor beyond `most`.
+            let indexes = whole_groups(&locked, index..last);
+            let visited = first - (((index - indexes.start) as u64) << shift);
             // As in `frame::take`: a visitor's stores are relaxed, and a late lockless walk may read them.
             primitive::release_fence();
-            visitor.visit(&mut locked, index..last, first);
+            visitor.visit(&mut locked, indexes, visited);
             drop(locked);
-            visitor.unlocked(level, first);
+            visitor.unlocked(level, visited);
         }
         // If `last` is `index`, a table was linked there. `at` must not go back to the start of the entry.
         *at = (*at).max(first + (((last - index) as u64) << shift));
@@ -184,14 +190,20 @@ impl<P: Platform, G: Granule, V: Pass<P, G>> Pass<P, G> for Masked<'_, V> {
             return self.visitor.visit(locked, indexes, first);
         }
         let shift = locked.stage2.geometry().granule().shift();
-        let skipped = (first - self.first) >> shift;
-        let mut left = self.mask >> skipped & (u64::MAX >> (64 - indexes.len()));
+        // With contiguous groups, the visit may begin before the first page of the mask, and end after its last.
+        let before = if G::GROUPS { (self.first.raw().saturating_sub(first.raw()) >> shift) as usize } else { 0 };
+        let skipped = if before == 0 { (first - self.first) >> shift } else { 0 };
+        let (from, first) = (indexes.start + before, first + ((before as u64) << shift));
+        let here = if G::GROUPS { (indexes.end - from).min(64) } else { indexes.len() };
+        let mut left = self.mask >> skipped & (u64::MAX >> (64 - here));
         while left != 0 {
             let start = left.trailing_zeros();
             let end = start + (left >> start).trailing_ones();
             left &= !(u64::MAX >> (64 - end));
-            let run = indexes.start + start as usize..indexes.start + end as usize;
-            self.visitor.visit(locked, run, first + (u64::from(start) << shift));
+            let run = from + start as usize..from + end as usize;
+            let whole = whole_groups(locked, run.clone());
+            let ahead = (run.start - whole.start) as u64;
+            self.visitor.visit(locked, whole, first + (u64::from(start) << shift) - (ahead << shift));
         }
     }
 }

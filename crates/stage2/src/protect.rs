@@ -11,6 +11,7 @@
 use core::ops::Range;
 
 use crate::counts::Counts;
+use crate::group::leaf_or_group;
 use crate::lockless_walk::Locked;
 use crate::pass::Pass;
 use crate::platform::Platform;
@@ -20,7 +21,8 @@ use crate::tlb::{Changed, Span};
 use crate::{Access, Descriptor, Downgrade, Error, Granule, Ipa, IpaRange, Pending, Stage2, TableSource};
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
-    /// Takes write access from every leaf in `range`. A block that reaches beyond the range is protected as a whole.
+    /// Takes write access from every leaf in `range`. A block, or a contiguous group, that reaches beyond the range
+    /// is protected as a whole.
     ///
     /// DBM is cleared too, so hardware grants no writes. What hardware recorded is lost: to collect it, call
     /// [`clear_dbm_and_write`](Self::clear_dbm_and_write) first.
@@ -54,7 +56,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
 
     /// Takes all access that is not in `keep` from every leaf in `range`. Without `keep.write`, DBM is cleared too.
     ///
-    /// Blocks that reach beyond the range are split first, which takes table pages.
+    /// Blocks that reach beyond the range are split first, which takes table pages. Contiguous groups that do lose their
+    /// hint.
     ///
     /// # Errors
     ///
@@ -175,7 +178,8 @@ impl<P: Platform, G: Granule> Pass<P, G> for Protect {
             if !locked.entry(index).is_valid() {
                 continue;
             }
-            if start < self.range.start || start + (1 << shift) > self.range.end {
+            let whole = leaf_or_group(locked.entry(index), start, locked.level);
+            if whole.start < self.range.start || whole.end > self.range.end {
                 self.beyond = true;
                 continue;
             }

@@ -23,7 +23,8 @@ pub enum Relaxed {
 }
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
-    /// Adds `access` to the leaf that maps `ipa`, and sets its access flag: the answer to a permission fault.
+    /// Adds `access` to the leaf that maps `ipa`, and sets its access flag: the answer to a permission fault. A leaf of a
+    /// contiguous group is changed with its whole group.
     ///
     /// Invalidates the leaf on this CPU before it returns.
     ///
@@ -37,7 +38,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 
     /// [`relax`](Self::relax) for pages only: the answer to a permission fault while writes are tracked by page, when
-    /// no block may become writable.
+    /// no block may become writable. A page of a contiguous group leaves the group, if it is to allow more.
     ///
     /// # Errors
     ///
@@ -135,6 +136,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         let new = change(old);
         if new == old {
             return Ok(Ok((false, ipa, level)));
+        }
+        if old.is_contiguous() {
+            self.change_group::<PAGES_ONLY>(&location, (ipa, old), access)?;
+            return Ok(Ok((true, ipa, level)));
         }
         let mut locked = self.lock(&location)?;
         if access.execute.any() && !old.access().execute.any() {

@@ -14,6 +14,7 @@
 use core::ops::ControlFlow;
 
 use crate::counts::Counts;
+use crate::group::leaf_or_group;
 use crate::lockless_walk::{Busy, EntryLocation, Retry};
 use crate::platform::Platform;
 use crate::sequence::Snapshot;
@@ -26,7 +27,7 @@ use crate::{Descriptor, Error, Granule, Ipa, IpaRange, Level, Stage2, TablePage,
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Split {
-    /// The number of blocks that were replaced.
+    /// The number of blocks that were replaced, and of contiguous groups.
     pub blocks: u64,
     /// Below this address, nothing in the range is left to split.
     pub done: Ipa,
@@ -54,7 +55,7 @@ enum Took<'a, P: Platform, G: Granule> {
 }
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
-    /// Splits all blocks in `range` down to pages.
+    /// Splits all blocks in `range` down to pages, and contiguous groups into their leaves.
     ///
     /// The range is split in chunks of `chunk` bytes, a power of two. 1 GiB fits most uses; 2 MiB keeps the time
     /// between two yields short. Before each chunk that has blocks, `between` is called without a lock. Its second
@@ -82,15 +83,20 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
         let mut split = Split { blocks: 0, done: range.start, stopped: None };
         // `between` is not called where no block is left.
-        while let Some((block, _)) = self.next_block(split.done, range.end) {
-            split.done = split.done.max(block);
+        while let Some(next) = self.next_to_split(split.done, range.end) {
+            split.done = split.done.max(next);
             self.give_deferred(tables);
             let end = Ipa::new((split.done.raw() | (chunk - 1)).saturating_add(1)).min(range.end);
             if between(tables, self.pages_to_split(split.done, end)).is_break() {
                 split.stopped = Some(Stopped::Asked);
                 return Ok(split);
             }
-            if self.split_chunk(&mut split, end, tables).is_err() {
+            let start = split.done;
+            let result = self.split_chunk(&mut split, end, tables);
+            if G::GROUPS && start < split.done {
+                split.blocks += self.ungroup_range(&(start..split.done));
+            }
+            if result.is_err() {
                 split.stopped = Some(Stopped::Dry);
                 return Ok(split);
             }
@@ -127,6 +133,17 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             }
         }
         Ok(())
+    }
+
+    /// The address of the first block or contiguous group from `from` on that begins before `end`.
+    fn next_to_split(&self, from: Ipa, end: Ipa) -> Option<Ipa> {
+        let block = self.next_block(from, end).map(|(ipa, _)| ipa);
+        if !G::GROUPS {
+            return block;
+        }
+        let mut group = from;
+        let end = block.unwrap_or(end).max(from);
+        self.next_groups(&mut group, end).map(|_| group).or(block)
     }
 
     /// The first block from `from` on that begins before `end`. It may be a busy entry, which may become a block.
@@ -194,7 +211,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Splits the block that maps `ipa` until a leaf begins at `ipa`, or nothing maps it. `ipa` may be the end of the
     /// IPA space.
     fn split_before(&self, ipa: Ipa, tables: &mut impl TableSource<G>) -> Result<(), Error> {
-        if ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) {
+        if !G::GROUPS && ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) {
             return Ok(());
         }
         if ipa >= self.geometry().end() {
@@ -203,6 +220,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         loop {
             let location = self.lockless_walk_out_of_line(ipa, Level::L3);
             if !self.is_still_linked(&location) {
+                continue;
+            }
+            if leaf_or_group(location.entry, ipa, location.level).start != ipa && location.entry.is_contiguous() {
+                self.ungroup(&location, ipa);
                 continue;
             }
             let start = ipa.align_down(self.geometry().granule().span(location.level));
@@ -230,6 +251,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             self.platform().pause(1);
             return Ok(false);
         };
+        if block.is_contiguous() {
+            self.ungroup(location, ipa);
+            return Ok(false);
+        }
         // All levels at once, or else the next level only. A block of level 0 would take a quarter of a million pages.
         let level = if G::LARGEST == Level::L0 && at == Level::L0 { below } else { level };
         let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));

@@ -15,6 +15,8 @@
 
 use core::ops::Range;
 
+use crate::contiguous::{MOST_GROUPED, group_around};
+use crate::group::{leaf_or_group, whole_groups};
 use crate::lockless_walk::{Locked, Retry};
 use crate::platform::Platform;
 use crate::removal::{Broken, RemovalId, RemovalWatcher};
@@ -71,7 +73,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
         let mut locked = self.lock(&location)?;
         let entry = location.cell.read();
-        if locked.counts.live() <= 1 || !entry.is_valid() {
+        if locked.counts.live() <= 1 || !entry.is_valid() || entry.is_contiguous() {
             return Err(Retry);
         }
         if R::WATCHES {
@@ -122,6 +124,18 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
 
 /// The most single leaves that are broken under one lock.
 const BATCH: usize = 64;
+
+/// The end of a batch from `start` to at most `last`, which cuts no contiguous group: all of a group is broken under one
+/// lock (module `group`).
+fn whole_batch<G: Granule>(locked: &Locked<'_, impl Platform, G>, start: usize, last: usize) -> usize {
+    if last < locked.table.len() && locked.entry(last).is_contiguous() {
+        let whole = group_around::<G>(last, locked.level).start;
+        if whole > start {
+            return whole;
+        }
+    }
+    last
+}
 
 /// `LOCKS_EMPTY`: empty entries are read under their table's lock too.
 struct Unmap<'a, P: Platform, G: Granule, R, const LOCKS_EMPTY: bool> {
@@ -264,13 +278,19 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         let locked = self.stage2.lock_table(table.pa(), table.len(), level, then)?.quiet()?;
         let wanted = ((end - first - 1) >> shift) as usize + 1;
         let last = table.len().min(index.saturating_add(wanted));
-        let done = if R::WATCHES || locked.leaves_lines() {
-            self.take_reported(locked, index..last.min(index + BATCH), first)
+        // Since this walk was at the entries before, another CPU may have made a contiguous group of them and this one.
+        let start = whole_groups(&locked, index..index + 1).start;
+        let first = first - (((index - start) as u64) << shift);
+        let done = if (R::WATCHES || locked.leaves_lines()) && G::GROUPS {
+            let last = whole_batch(&locked, start, last.min(start + MOST_GROUPED));
+            self.take_reported::<MOST_GROUPED>(locked, start..last, first)
+        } else if R::WATCHES || locked.leaves_lines() {
+            self.take_reported::<BATCH>(locked, start..last.min(start + BATCH), first)
         } else {
-            self.take_quietly(locked, index..last, first)
+            self.take_quietly(locked, start..last, first)
         };
         // If `done` is `index`, a table was linked there. `at` must not go back to the start of the entry.
-        *at = (*at).max(first + (((done - index) as u64) << shift));
+        *at = (*at).max(first + (((done - start) as u64) << shift));
         Ok(())
     }
 
@@ -282,7 +302,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
             if entry.is_table(locked.level) {
                 return self.taken(&locked, span, first, index);
             }
-            if entry.is_valid() && self.is_inside(first, index - indexes.start, locked.level) {
+            if entry.is_valid() && self.is_inside(first, index - indexes.start, (locked.level, entry)) {
                 locked.take_unrecorded(index);
                 span.add(index - indexes.start);
             } else if entry == Descriptor::STALE {
@@ -292,12 +312,13 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         self.taken(&locked, span, first, indexes.end)
     }
 
-    /// Whether the range contains the whole leaf that is `number` leaves after `first`.
+    /// Whether the range contains the whole leaf that is `number` leaves after `first`, and its contiguous group.
     #[inline(always)]
-    fn is_inside(&mut self, first: Ipa, number: usize, level: Level) -> bool {
+    fn is_inside(&mut self, first: Ipa, number: usize, (level, entry): (Level, Descriptor<G>)) -> bool {
         let shift = self.stage2.geometry().granule().span_shift(level);
-        let start = first + ((number as u64) << shift);
-        let inside = level == Level::L3 || (start >= self.range.start && start + (1 << shift) <= self.range.end);
+        let whole = leaf_or_group(entry, first + ((number as u64) << shift), level);
+        let inside = level == Level::L3 && !entry.is_contiguous()
+            || (whole.start >= self.range.start && whole.end <= self.range.end);
         self.beyond |= !inside;
         inside
     }
@@ -321,10 +342,15 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         done
     }
 
-    /// Breaks at most [`BATCH`] leaves and reports them. Returns the index where it ended.
-    fn take_reported(&mut self, mut locked: Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) -> usize {
+    /// Breaks at most `MOST` leaves and reports them. Returns the index where it ended.
+    fn take_reported<const MOST: usize>(
+        &mut self,
+        mut locked: Locked<'_, P, G>,
+        indexes: Range<usize>,
+        first: Ipa,
+    ) -> usize {
         let (stage2, level, cleans) = (self.stage2, locked.level, locked.leaves_lines());
-        let mut old = [Descriptor::INVALID; BATCH];
+        let mut old = [Descriptor::INVALID; MOST];
         let mut span = Span::default();
         let mut done = indexes.start;
         for ((number, old), _) in old.iter_mut().enumerate().zip(indexes.clone()) {
@@ -332,7 +358,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
             if entry.is_table(level) {
                 break;
             }
-            if entry.is_valid() && self.is_inside(first, number, level) {
+            if entry.is_valid() && self.is_inside(first, number, (level, entry)) {
                 *old = locked.take(done);
                 span.add(number);
             } else if entry == Descriptor::STALE {

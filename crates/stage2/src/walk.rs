@@ -160,7 +160,7 @@ impl<P: Platform, G: Granule, V: Visitor<G>> Walk<'_, '_, P, G, V> {
         let read = || {
             let mut descriptor = cell.look();
             // A busy entry is neither mapped nor invalid: wait for its new value.
-            while descriptor == Descriptor::BUSY && stage2.sequence.is_still(then) {
+            while descriptor.is_busy() && stage2.sequence.is_still(then) {
                 stage2.platform().pause(1);
                 descriptor = cell.look();
             }

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Mapping a contiguous group, where nothing is mapped or where its leaves are mapped one by one.
+//!
+//! All entries of a group are in one table, and are written under its lock. Where one of them was valid or is stale, or
+//! caches need maintenance, they all become busy first. They count as one busy entry (module `group`).
+
+use core::ops::Range;
+
+use crate::cache::CacheMaintenance;
+use crate::contiguous::{group_around, group_length, group_size};
+use crate::counts::Counts;
+use crate::lockless_walk::{EntryLocation, Locked};
+use crate::platform::Platform;
+use crate::primitive;
+use crate::tlb::Scope;
+use crate::withdraw::Sample;
+use crate::{
+    Attributes, Contiguous, Descriptor, Error, Grant, Granule, Ipa, Kib4, Level, Memory, Pa, Stage2, TableSource, cache,
+};
+
+/// What [`Grant::map_group`] found and did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Grouped<G: Granule = Contiguous<Kib4>> {
+    /// Nothing was mapped. The group is now.
+    New,
+    /// Leaves of the group were mapped one by one, all or some. Now they are the group, with its attributes.
+    Joined,
+    /// This group, or a block above it, maps the same already. This is the leaf at the group's address.
+    Already(Descriptor<G>),
+}
+
+/// The entries of a group before it is mapped.
+struct Before {
+    /// Some are not mapped.
+    holes: bool,
+    /// Some are leaves.
+    leaves: bool,
+    /// Some are stale.
+    stale: bool,
+}
+
+impl<P: Platform, G: Granule> Grant<'_, P, G> {
+    /// Maps the first part of the grant by one contiguous group of leaves of `level`. Leaves that map the same memory are
+    /// joined.
+    ///
+    /// Both addresses must be aligned to the group's size ([`Contiguous`]), and the grant must cover the group.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Grant::map), and
+    ///
+    /// * [`Error::NoGroupAtLevel`] if leaves of `level` make no groups, the IPA space is smaller than one, or the tables
+    ///   are not of a type with groups;
+    /// * [`Error::GroupWithDbm`] if `attributes` has DBM;
+    /// * [`Error::NotOneGroup`] if other memory is mapped there, or a leaf has DBM. Unmap it, or
+    ///   [clear DBM](Stage2::clear_dbm), first.
+    pub fn map_group(
+        self,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Grouped<G>, Error> {
+        self.check(group_size::<G>(level))?;
+        self.stage2.map_group_to((self.ipa, self.pa), self.sample, level, attributes, tables)
+    }
+}
+
+impl<P: Platform, G: Granule> Stage2<P, G> {
+    /// [`Grant::map_group`], for memory that is known to be granted.
+    pub(crate) fn map_group_to(
+        &self,
+        (ipa, pa): (Ipa, Pa),
+        sample: Sample,
+        level: Level,
+        attributes: &Attributes,
+        tables: &mut impl TableSource<G>,
+    ) -> Result<Grouped<G>, Error> {
+        self.check_leaf(ipa, pa, level)?;
+        self.check_group((ipa, pa), level)?;
+        attributes.check::<G>(self.features())?;
+        if attributes.dirty_by_hardware {
+            return Err(Error::GroupWithDbm);
+        }
+        let new = Descriptor::leaf(pa, level, attributes, self.features()).with_contiguous();
+        self.give_deferred(tables);
+        self.note_memory(attributes.memory);
+        loop {
+            let location = self.lockless_walk_out_of_line(ipa, level);
+            self.check_sample(sample, &location, ipa)?;
+            let old = location.entry;
+            if location.level == level {
+                if let Some(done) = self.fill_group(&location, ipa, new) {
+                    return done;
+                }
+            } else if old.is_leaf(location.level) {
+                let inside = ipa - ipa.align_down(self.geometry().granule().span(location.level));
+                let same = old.address() + inside == new.address() && old.memory_bits() == new.memory_bits();
+                if !same {
+                    let start = ipa.align_down(self.geometry().granule().span(location.level));
+                    self.split_block(start, &location, location.level.below().unwrap_or(level), tables)?;
+                } else if self.is_still_linked(&location) {
+                    return Ok(Grouped::Already(old));
+                }
+            } else if old.is_vacant() {
+                self.add_table(&location, ipa, tables)?;
+            } else {
+                self.platform().pause(1);
+            }
+        }
+    }
+
+    /// Whether a group of `level` may map `ipa` to `pa`, which are aligned for a leaf.
+    pub(crate) fn check_group(&self, (ipa, pa): (Ipa, Pa), level: Level) -> Result<(), Error> {
+        let size = group_size::<G>(level);
+        if group_length::<G>(level) == 1 || size > self.geometry().end().raw() {
+            return Err(Error::NoGroupAtLevel { level });
+        }
+        match [ipa.raw(), pa.raw()].into_iter().find(|address| address & (size - 1) != 0) {
+            Some(address) => Err(Error::Misaligned { address, size }),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the group whose first entry a walk has found. Returns `None` if the caller has to walk again.
+    fn fill_group(
+        &self,
+        location: &EntryLocation<'_, G>,
+        ipa: Ipa,
+        new: Descriptor<G>,
+    ) -> Option<Result<Grouped<G>, Error>> {
+        let (table, level, features) = (location.table, location.level, self.features());
+        let mut locked = self.lock(location).and_then(Locked::quiet).ok()?;
+        let indexes = group_around::<G>(location.index, level);
+        let before = match look(&locked, indexes.clone(), ipa, new) {
+            Ok(Some(before)) => before,
+            Ok(None) => return Some(Ok(Grouped::Already(locked.entry(indexes.start)))),
+            Err(error) => return Some(Err(error)),
+        };
+        let attributes = new.attributes(features);
+        if attributes.memory != Memory::Normal {
+            locked.note_other_memory();
+        }
+        let all = CacheMaintenance::new(features, &attributes);
+        let maintenance = if before.holes { all } else { all.cleaned() };
+        let span = self.geometry().granule().span(level);
+        // The entries of before, for all ways on from here: the counts have none of them any more.
+        for index in indexes.clone() {
+            locked.counts -= Counts::of(locked.entry(index), level);
+        }
+        // Frames and their content are visible before a walk can find them: the stores below are relaxed.
+        primitive::release_fence();
+        if before.leaves || before.stale || maintenance.is_needed() {
+            for index in indexes.clone() {
+                table.entry(index).set(Descriptor::BUSY);
+            }
+            locked.counts += Counts::BUSY;
+            drop(locked);
+            let size = group_size::<G>(level);
+            if before.leaves || before.stale {
+                // Above level 3 a stale entry may have been a table.
+                let tables = before.stale && level < Level::L3;
+                let range = ipa..ipa + size;
+                self.tlb().invalidate(&Scope { range, level: (!tables).then_some(level), tables });
+            }
+            cache::before_map(self.platform(), features, (new.address(), size), maintenance);
+            locked = self.lock_whatever(table.pa(), table.len(), level);
+            locked.counts -= Counts::BUSY;
+            primitive::release_fence();
+        }
+        table.fill(indexes.start, indexes.len(), new, span);
+        locked.counts += Counts::of(new, level).times(indexes.len() as u64);
+        drop(locked);
+        self.publish();
+        Some(Ok(if before.leaves { Grouped::Joined } else { Grouped::New }))
+    }
+}
+
+/// What the entries of a group at `ipa` hold, in a table without busy entries: `None` if they are the group `new` already,
+/// or one that allows more.
+fn look<G: Granule>(
+    locked: &Locked<'_, impl Platform, G>,
+    indexes: Range<usize>,
+    ipa: Ipa,
+    new: Descriptor<G>,
+) -> Result<Option<Before>, Error> {
+    let (level, span) = (locked.level, G::default().span(locked.level));
+    let mut before = Before { holes: false, leaves: false, stale: false };
+    let mut grouped = true;
+    for (number, index) in indexes.enumerate() {
+        let old = locked.entry(index);
+        let at = number as u64 * span;
+        if old.is_table(level) {
+            return Err(Error::TableInTheWay { ipa: ipa + at, level });
+        }
+        if old.is_vacant() {
+            before.holes = true;
+            before.stale |= old == Descriptor::STALE;
+        } else if old.is_hardware_tracked() || !old.maps_as(new.advanced(at)) {
+            return Err(Error::NotOneGroup { ipa: ipa + at, level });
+        } else {
+            before.leaves = true;
+            grouped &= old.is_contiguous() && old.access().union(new.access()) == old.access();
+        }
+    }
+    Ok((before.holes || !grouped).then_some(before))
+}
