@@ -41,6 +41,11 @@ impl Bbm {
         }
     }
 
+    /// Whether leaves may get or lose the contiguous bit without a break. At level 1 they may not: nT is for blocks.
+    pub(crate) fn allows_regrouping(self) -> bool {
+        matches!(self, Self::Level2 | Self::Level2WithoutAborts)
+    }
+
     /// Whether an access that hits entries of two sizes may take an abort.
     pub(crate) fn aborts(self) -> bool {
         self == Self::Level2

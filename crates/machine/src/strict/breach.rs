@@ -55,11 +55,13 @@ pub enum Rule {
     LateWriteBack,
     /// R23: two CPUs reached the value of a lock, one to change it, and have not synchronized in between.
     ValueRace,
+    /// R24: a contiguous group is not whole where a table is unlocked.
+    MixedGroup,
 }
 
 impl Rule {
     /// All rules.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::LiveChange,
         Self::MakeBeforeFlush,
         Self::TableFreedTooEarly,
@@ -83,6 +85,7 @@ impl Rule {
         Self::HiddenData,
         Self::LateWriteBack,
         Self::ValueRace,
+        Self::MixedGroup,
     ];
 
     /// The rule's number in `docs/mmu-rules.md`.

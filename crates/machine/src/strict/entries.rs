@@ -14,7 +14,7 @@ use super::model::{Broken, Cpu, Model, Outcome};
 use super::shape::{ACCESSED, gave_less, gave_more, is_same_mapping};
 use super::stale::{CpuSet, Kind, Stale};
 use super::tables::{Page, Root, Standing, TablePosition};
-use crate::walk::Shape;
+use crate::walk::{CONTIGUOUS, Shape};
 
 impl Model {
     /// Software has written an entry, or a word of a page that may be a table.
@@ -75,9 +75,12 @@ impl Model {
         if is != Shape::Invalid {
             self.expose(place.root);
         }
+        self.note_group(cpu, place, pa, (old, new));
         let resized = self.is_resized(old, new, ipa, level);
+        let regroups = self.regroups(old, new, level);
         let same = resized
-            || is_same_mapping(self.format, old & !self.flags(old, level), new & !self.flags(new, level), level);
+            || (!regroups || self.bbm.allows_regrouping())
+                && is_same_mapping(self.format, old & !self.flags(old, level), new & !self.flags(new, level), level);
         if was != Shape::Invalid && is != Shape::Invalid && !same {
             let what = format!("{old:#018x} becomes {new:#018x} in one step, a {was:?} of level {level} a {is:?}");
             return Err(Broken::new(Rule::LiveChange, what).at(ipa, &[pa]));
@@ -92,14 +95,20 @@ impl Model {
             Shape::Table if is != Shape::Table || address(old) != address(new) => {
                 self.unlink((address(old), root), (ipa, level, pa), old, moment);
             }
-            Shape::Leaf if resized => {
-                self.add_stale(&root, place.root, (ipa, level, pa), (old, Kind::Leaf, false), moment);
+            Shape::Leaf if resized || (regroups && same) => {
+                self.add_stale_leaf(&root, place.root, (ipa, level, pa), (old, Kind::Leaf, false), moment);
             }
             Shape::Leaf if gave_more(old, new) => {
-                self.add_stale(&root, place.root, (ipa, level, pa), (old, Kind::Leaf, is == Shape::Invalid), moment);
+                self.add_stale_leaf(
+                    &root,
+                    place.root,
+                    (ipa, level, pa),
+                    (old, Kind::Leaf, is == Shape::Invalid),
+                    moment,
+                );
             }
             Shape::Leaf if is == Shape::Leaf && gave_less(old, new) => {
-                self.add_stale(&root, place.root, (ipa, level, pa), (old, Kind::Narrower, false), moment);
+                self.add_stale_leaf(&root, place.root, (ipa, level, pa), (old, Kind::Narrower, false), moment);
             }
             _ => {}
         }
@@ -136,11 +145,12 @@ impl Model {
                 // linked.
                 Kind::Leaf if is_table => stale.entry == pa && !self.is_resized(stale.raw, new, ipa, place.level),
                 Kind::Leaf => {
-                    let offset = ipa.max(stale.ipa);
-                    let output = |raw: u64, start: u64, level| self.format.output(raw, level, start);
+                    let at = ipa.max(stale.ipa);
+                    let output = |raw: u64, level, start| self.format.output_from(raw, level, start, at);
                     let block = if stale.level < place.level { stale.raw } else { new };
                     stale.level != place.level && !self.bbm.allows(block)
-                        || output(stale.raw, offset, stale.level) != output(new, offset, place.level)
+                        || self.regroups(stale.raw, new, place.level) && !self.bbm.allows_regrouping()
+                        || output(stale.raw, stale.level, stale.ipa) != output(new, place.level, ipa)
                         || (stale.raw ^ new) & self.format.memory() != 0
                 }
                 Kind::Narrower => false,
@@ -221,6 +231,9 @@ impl Model {
                     )?;
                 }
                 Shape::Leaf => {
+                    if raw & CONTIGUOUS != 0 {
+                        self.check_group(place, at)?;
+                    }
                     self.check_make_leaf(place, at, here, raw)?;
                     self.check_frame(entry, here, (place.level, raw))?;
                 }
@@ -268,7 +281,7 @@ impl Model {
                     self.unlink((self.format.address(raw, place.level), root), (here, place.level, at), raw, moment)
                 }
                 Shape::Leaf => {
-                    self.add_stale(&root, place.root, (here, place.level, at), (raw, Kind::Leaf, true), moment);
+                    self.add_stale_leaf(&root, place.root, (here, place.level, at), (raw, Kind::Leaf, true), moment);
                 }
             }
         }
@@ -309,13 +322,17 @@ impl Model {
                 (moment, self.step),
                 root.exposed,
             );
-            if root.shares_vmids {
-                let away = |cpu: &(usize, &Cpu)| self.format.root(cpu.1.effective) != root.pa;
-                let away = self.cpus.iter().enumerate().filter(away).fold(0, |set, (cpu, _)| set | 1 << cpu);
-                self.stale.add_shared(stale, away);
-            } else {
-                self.stale.add(stale);
-            }
+            self.add_stale_entry(root, stale);
+        }
+    }
+
+    pub(super) fn add_stale_entry(&mut self, root: &Root, stale: Stale) {
+        if root.shares_vmids {
+            let away = |cpu: &(usize, &Cpu)| self.format.root(cpu.1.effective) != root.pa;
+            let away = self.cpus.iter().enumerate().filter(away).fold(0, |set, (cpu, _)| set | 1 << cpu);
+            self.stale.add_shared(stale, away);
+        } else {
+            self.stale.add(stale);
         }
     }
 

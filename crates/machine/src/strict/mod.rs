@@ -18,6 +18,7 @@ mod clock;
 mod context;
 mod entries;
 mod expected;
+mod groups;
 mod guards;
 mod instructions;
 mod lines;

@@ -16,7 +16,7 @@ use super::clock::{Clock, Moment};
 use super::guards::Guards;
 use super::lines::Lines;
 use super::stale::StaleEntries;
-use super::tables::Tables;
+use super::tables::{TablePosition, Tables};
 use super::trace::Trace;
 use crate::arena::Arena;
 use crate::walk::{Format, Shape};
@@ -49,6 +49,8 @@ pub(crate) struct Cpu {
     pub(crate) effective: u64,
     /// The pages whose locks it holds, in the order in which it took them.
     pub(super) locks: Vec<u64>,
+    /// The descriptors of contiguous groups that it changed, in tables that it has locked.
+    pub(super) groups: Vec<(TablePosition, u64)>,
     /// The tables that it unlinked since its last invalidation.
     pub(super) unlinked: Vec<u64>,
     /// Whether it is between a translation and the access it belongs to.

@@ -55,7 +55,7 @@ impl Model {
     /// Checks a frame before it gets another use: no TLB may hold an entry that leads to it.
     pub(crate) fn check_frame_free(&self, start: u64, size: u64) -> Outcome {
         let reaches = |stale: &&Stale| {
-            let output = self.format.output(stale.raw, stale.level, stale.ipa);
+            let output = self.format.output_from(stale.raw, stale.level, stale.ipa, stale.ipa);
             stale.kind == Kind::Leaf && output < start + size && start < output + stale.size()
         };
         let Some(stale) = self.stale.iter().find(reaches) else { return Ok(()) };
@@ -120,7 +120,7 @@ impl Model {
         match self.cpus[cpu].locks.iter().rposition(|held| *held == page) {
             Some(at) => {
                 self.cpus[cpu].locks.remove(at);
-                Ok(())
+                self.check_groups(cpu, page)
             }
             None => {
                 let what = format!("the lock of the table at {page:#x} is released by a CPU that does not hold it");
@@ -140,7 +140,7 @@ impl Model {
             match self.format.shape(raw, root.level) {
                 Shape::Invalid => {}
                 Shape::Table => self.unlink((self.format.address(raw, root.level), root), place, raw, long_ago),
-                Shape::Leaf => self.add_stale(&root, number, place, (raw, Kind::Leaf, true), long_ago),
+                Shape::Leaf => self.add_stale_leaf(&root, number, place, (raw, Kind::Leaf, true), long_ago),
             }
         }
     }

@@ -16,7 +16,7 @@ use super::clock::Clock;
 use super::context::Context;
 use super::machine::CpuHandle;
 use super::model::{Broken, Model, Outcome};
-use super::shape::{DIRTY_BY_HARDWARE, WRITE};
+use super::shape::{ACCESSED, DIRTY_BY_HARDWARE, WRITE};
 use super::stale::{Kind, Stale};
 use super::tables::Standing;
 use crate::interrupts::{Interrupts, Line};
@@ -347,7 +347,7 @@ impl<'m, 'g> Walker<'m, 'g> {
                 return Err(Stage2Fault { kind: FaultKind::Translation, level: stale.level, ipa });
             }
             if as_it_is && stale.kind == Kind::Leaf {
-                return Ok((self.model.format.output(stale.raw, stale.level, ipa), stale.raw));
+                return Ok((self.model.format.output_from(stale.raw, stale.level, stale.ipa, ipa), stale.raw));
             }
             if granted.is_err() {
                 self.stale = Some((stale.entry, stale.step));
@@ -387,8 +387,26 @@ impl<'m, 'g> Walker<'m, 'g> {
 
     /// Whether this access takes a conflict abort: it may hit the old entry and a current one of another size.
     fn conflicts(&self, stale: &Stale, ipa: u64) -> bool {
-        let resized = || self.model.leaf_of(stale.root, ipa).is_some_and(|(_, level)| level != stale.level);
+        let now = self.model.leaf_of(stale.root, ipa);
+        let resized =
+            || now.is_some_and(|(raw, level)| level != stale.level || self.model.regroups(stale.raw, raw, level));
         self.model.bbm.aborts() && resized() && self.context.draw(2) == 0
+    }
+
+    /// Where hardware makes an update: for an access flag in a contiguous group, in any descriptor of the group (Arm ARM DDI
+    /// 0487K.a, D8.7.1).
+    fn recorded_at(&self, pa: u64, old: u64, new: u64) -> (u64, u64, u64) {
+        let Some(Standing::Linked(place)) = self.model.tables.of(pa).map(|page| page.standing) else {
+            return (pa, old, new);
+        };
+        if !self.model.is_grouped(old, place.level) || old ^ new != ACCESSED {
+            return (pa, old, new);
+        }
+        let length = self.model.format.group(place.level);
+        let other = (pa & !(length * 8 - 1)) + self.context.draw(length) * 8;
+        let raw = self.model.read(other);
+        let usable = self.model.is_grouped(raw, place.level) && raw & ACCESSED == 0;
+        if usable { (other, raw, raw | ACCESSED) } else { (pa, old, new) }
     }
 
     fn word(&self, pa: u64) -> Option<std::sync::Arc<crate::arena::Arena>> {
@@ -424,6 +442,7 @@ impl Entries for Walker<'_, '_> {
 
     fn update_stage2(&mut self, pa: u64, old: u64, new: u64) -> Result<(), u64> {
         let arena = self.model.arena.clone();
+        let (pa, old, new) = self.recorded_at(pa, old, new);
         let Some(word) = arena.word(Pa::new(pa)) else { return Err(0) };
         let step = self.model.step;
         if let Err(now) = self.model.cells.hardware_update(word, old, new, step) {

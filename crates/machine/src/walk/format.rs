@@ -7,7 +7,7 @@
 use twofold_stage2::Features;
 
 use super::granule::{Granule, Shape};
-use super::{DIRTY_BY_HARDWARE, Unmodelled, require};
+use super::{CONTIGUOUS, DIRTY_BY_HARDWARE, Unmodelled, require};
 
 /// The granule of stage 2, independent of the guest's stage 1, and its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,44 @@ impl Format {
         all & !(self.span(level) - 1)
     }
 
+    /// The number of descriptors of a contiguous group at `level` (Arm ARM DDI 0487K.a, D8.7.1); 1 where there are none.
+    pub const fn group(self, level: u8) -> u64 {
+        match (self.granule, level) {
+            (Granule::Kib4, 1..=3) => 16,
+            (Granule::Kib16, 3) => 128,
+            (Granule::Kib16, 2) | (Granule::Kib64, 2 | 3) => 32,
+            _ => 1,
+        }
+    }
+
+    /// The bits of a descriptor that hold an address.
+    pub const fn address_field(self) -> u64 {
+        if self.ds {
+            0x0003_ffff_ffff_f300
+        } else {
+            // The bits below the granule hold the high bits with FEAT_LPA, and are RES0 otherwise.
+            0x0000_ffff_ffff_f000
+        }
+    }
+
+    /// The leaf with an output address that is `bytes` lower.
+    pub const fn moved_back(self, raw: u64, level: u8, bytes: u64) -> u64 {
+        let to = self.address(raw, level).wrapping_sub(bytes);
+        let placed = if self.ds {
+            to & 0x0003_ffff_ffff_ffff & !0x300 | (to >> 50 & 3) << 8
+        } else if matches!(self.granule, Granule::Kib64) && self.lpa {
+            to & 0x0000_ffff_ffff_0000 | (to >> 48 & 0xf) << 12
+        } else {
+            to & 0x0000_ffff_ffff_f000
+        };
+        raw & !self.address_field() | placed
+    }
+
+    /// The output address for `ipa` of a leaf that begins at `start`, or of a contiguous group that does.
+    pub const fn output_from(self, raw: u64, level: u8, start: u64, ipa: u64) -> u64 {
+        self.address(raw, level).wrapping_add(ipa - start)
+    }
+
     /// The output address of a leaf at `level` for `ipa`.
     pub const fn output(self, raw: u64, level: u8, ipa: u64) -> u64 {
         self.address(raw, level) | ipa & (self.span(level) - 1)
@@ -91,13 +129,7 @@ impl Format {
 
     /// Whether both descriptors have the same bits in their address fields, whatever the kind.
     pub const fn has_address_of(self, one: u64, other: u64) -> bool {
-        let field = if self.ds {
-            0x0003_ffff_ffff_f300
-        } else {
-            // The bits below the granule hold the high bits with FEAT_LPA, and are RES0 otherwise.
-            0x0000_ffff_ffff_f000
-        };
-        (one ^ other) & field == 0
+        (one ^ other) & self.address_field() == 0
     }
 
     /// The address of the root in `VTTBR_EL2`: BADDR, without CnP.
@@ -170,10 +202,8 @@ impl Format {
         }
     }
 
-    /// The set bits of a valid descriptor that the architecture reserves, or whose meaning is not modelled (contiguous,
-    /// nT). A walk ignores them; software that builds tables must not set them.
+    /// The set bits of a valid descriptor that the architecture reserves, or whose meaning is not modelled (nT). A walk ignores them; software that builds tables must not set them.
     pub fn reserved_bits(self, raw: u64, level: u8, features: &Features) -> u64 {
-        const CONTIGUOUS: u64 = 1 << 52;
         // Bits 49 and 48 are address bits with FEAT_LPA2; bits 15 to 12 with FEAT_LPA; otherwise those above and below the
         // address are reserved.
         let above: u64 = if self.ds { 1 << 50 } else { 7 << 48 };
@@ -187,7 +217,8 @@ impl Format {
         let xn_0 = if features.execute_per_el { 0 } else { 1 << 53 };
         let dbm = if features.hardware_dirty_state { 0 } else { DIRTY_BY_HARDWARE };
         // In a block, also the address bits below its size, which include nT.
-        raw & (CONTIGUOUS | above | 1 << 11 | xn_0 | dbm | below)
+        let contiguous = if self.group(level) > 1 { 0 } else { CONTIGUOUS };
+        raw & (contiguous | above | 1 << 11 | xn_0 | dbm | below)
     }
 }
 

@@ -135,6 +135,8 @@ pub const fn span(level: u8) -> u64 {
 const ACCESSED: u64 = 1 << 10;
 /// DBM, in leaves of both stages.
 const DIRTY_BY_HARDWARE: u64 = 1 << 51;
+/// The contiguous bit.
+pub(crate) const CONTIGUOUS: u64 = 1 << 52;
 
 /// The number of address bits for a value of PS or IPS; 52 need FEAT_LPA or FEAT_LPA2.
 const fn output_bits(field: u64) -> Option<u32> {

@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 
 use twofold_machine::program::Instructions;
 use twofold_stage2::{
-    Access, Attributes, Broken, Coalesced, Error, Features, Granule, Ipa, IpaRange, Kib4, Kib4Lpa2, Kib16, Kib16Lpa2,
-    Kib64, Leaf, Level, Mapped, Marked, Memory, Pa, Shareability, Split, Unwatched,
+    Access, Attributes, Broken, Coalesced, Contiguous, Error, Features, Granule, Ipa, IpaRange, Kib4, Kib4Lpa2, Kib16,
+    Kib16Lpa2, Kib64, Leaf, Level, Mapped, Marked, Memory, Pa, Shareability, Split, Unwatched,
 };
 
 use crate::window::ByAddress as _;
@@ -117,6 +117,9 @@ fn each_pass_reaches_all_of_a_table() {
     whole_tables::<Kib16>(Pa::new(GIB), MODERN);
     whole_tables::<Kib16Lpa2>(HIGH, LARGE);
     whole_tables::<Kib64>(HIGH, LARGE);
+    whole_tables::<Contiguous<Kib4>>(Pa::new(GIB), MODERN);
+    whole_tables::<Contiguous<Kib16>>(Pa::new(GIB), MODERN);
+    whole_tables::<Contiguous<Kib64>>(HIGH, LARGE);
 }
 
 /// The bits of an address from 48 on, or 50, are elsewhere in a descriptor: a row of leaves that crosses such an address is not
@@ -145,6 +148,9 @@ fn rows_of_leaves_cross_the_parts_of_an_address() {
     crosses::<Kib64>(48);
     crosses::<Kib16Lpa2>(50);
     crosses::<Kib4Lpa2>(50);
+    crosses::<Contiguous<Kib64>>(48);
+    crosses::<Contiguous<Kib16Lpa2>>(50);
+    crosses::<Contiguous<Kib4Lpa2>>(50);
 }
 
 /// A block of `level` at the end of the IPA space is split by one level, and removed. The machine has no such memory, so no
@@ -197,6 +203,8 @@ fn the_largest_blocks_come_and_go() {
     giant::<Kib16Lpa2>(52, Level::L1, LARGE);
     giant::<Kib64>(48, Level::L2, MODERN);
     giant::<Kib64>(52, Level::L1, LARGE);
+    giant::<Contiguous<Kib4>>(48, Level::L1, MODERN);
+    giant::<Contiguous<Kib64>>(52, Level::L1, LARGE);
 }
 
 /// What a geometry does not have is refused before anything is changed.

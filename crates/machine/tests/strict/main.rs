@@ -7,6 +7,7 @@ mod come_and_go;
 mod controls;
 mod directed;
 mod granules;
+mod groups;
 mod interrupted;
 mod log;
 mod log_judges;

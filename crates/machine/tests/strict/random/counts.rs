@@ -15,6 +15,9 @@ pub struct Counts {
     pub faults: u64,
     /// Mappings that were refused, since memory was withdrawn meanwhile.
     pub withdrawn: u64,
+    /// Contiguous groups that were mapped where nothing was, and of leaves that were there.
+    pub groups: u64,
+    pub joined: u64,
 }
 
 impl Counts {
@@ -31,6 +34,8 @@ impl Counts {
         self.fetches += other.fetches;
         self.faults += other.faults;
         self.withdrawn += other.withdrawn;
+        self.groups += other.groups;
+        self.joined += other.joined;
     }
 }
 
@@ -39,6 +44,9 @@ impl fmt::Display for Counts {
         writeln!(f, "with effect{:19}1G    1G DBM        2M    2M DBM        4K    4K DBM", "")?;
         let mut least = u64::MAX;
         for (kind, effects) in Kind::ALL.iter().zip(&self.effects) {
+            if *kind == Kind::MapGroup && self.groups + self.joined == 0 {
+                continue;
+            }
             write!(f, "{:<22}", format!("{kind:?}"))?;
             for (at, effects) in effects.iter().enumerate() {
                 if kind.applies(at as u8 / 2 + 1, at % 2 == 1) {
@@ -51,8 +59,8 @@ impl fmt::Display for Counts {
             writeln!(f)?;
         }
         writeln!(f, "least: {least}")?;
-        let Self { loads, stores, fetches, faults, withdrawn, .. } = self;
+        let Self { loads, stores, fetches, faults, withdrawn, groups, joined, .. } = self;
         writeln!(f, "guests: {loads} loads, {stores} stores, {fetches} fetches, {faults} faults")?;
-        write!(f, "mappings refused: {withdrawn}")
+        write!(f, "mappings refused: {withdrawn}; groups: {groups} mapped, {joined} joined")
     }
 }

@@ -2,7 +2,7 @@
 //! Random operations on tables of each granule, at both ends of IPA size, with memory at the end of the IPA space and, where
 //! addresses have 52 bits, beyond 48 bits of physical address. The seed is printed if a rule is broken.
 
-use twofold_stage2::{Features, Granule, Kib4, Kib4Lpa2, Kib16, Kib16Lpa2, Kib64, Pa};
+use twofold_stage2::{Contiguous, Features, Granule, Kib4, Kib4Lpa2, Kib16, Kib16Lpa2, Kib64, Pa};
 
 use super::layout::Layout;
 use super::{CPUS, operations, random_operations_at, seed};
@@ -89,4 +89,34 @@ fn judge_64_kib_with_48_bits() {
 #[test]
 fn judge_64_kib_with_52_bits() {
     random::<Kib64>(Layout::at_the_end(52, false), HIGH, LARGE, OLD_LARGE);
+}
+
+#[test]
+fn judge_groups_of_4_kib_with_32_bits() {
+    random::<Contiguous<Kib4>>(Layout::at_the_end(32, false), LOW, MODERN, PLAIN);
+}
+
+#[test]
+fn judge_groups_of_4_kib_with_48_bits() {
+    random::<Contiguous<Kib4>>(Layout::at_the_end(48, true), LOW, MODERN, PLAIN);
+}
+
+#[test]
+fn judge_groups_of_4_kib_lpa2_with_52_bits() {
+    random::<Contiguous<Kib4Lpa2>>(Layout::at_the_end(52, true), HIGH, LARGE, OLD_LARGE);
+}
+
+#[test]
+fn judge_groups_of_16_kib_with_48_bits() {
+    random::<Contiguous<Kib16>>(Layout::at_the_end(48, false), LOW, MODERN, OLD);
+}
+
+#[test]
+fn judge_groups_of_16_kib_lpa2_with_52_bits() {
+    random::<Contiguous<Kib16Lpa2>>(Layout::at_the_end(52, false), HIGH, LARGE, OLD_LARGE);
+}
+
+#[test]
+fn judge_groups_of_64_kib_with_52_bits() {
+    random::<Contiguous<Kib64>>(Layout::at_the_end(52, false), HIGH, LARGE, OLD_LARGE);
 }

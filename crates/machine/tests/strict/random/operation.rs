@@ -10,8 +10,8 @@ use twofold_machine::program::{Abort, Exit, Instructions};
 use twofold_machine::strict::{CpuHandle, Hosted, StrictVcpu, Withdrawn};
 use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
 use twofold_stage2::{
-    Access, Attributes, Broken, Coalesced, Error, Execute, Grant, Granule, Ipa, IpaRange, Leaf, Level, Mapped, Marked,
-    Relaxed, RemovalWatcher, Stage2,
+    Access, Attributes, Broken, Coalesced, Error, Execute, Grant, Granule, Grouped, Ipa, IpaRange, Leaf, Level, Mapped,
+    Marked, Relaxed, RemovalWatcher, Stage2, group_length,
 };
 
 use super::Scarce;
@@ -46,10 +46,11 @@ pub enum Kind {
     Split,
     Coalesce,
     Withdraw,
+    MapGroup,
 }
 
 impl Kind {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Map,
         Self::Replace,
         Self::MapRange,
@@ -72,6 +73,7 @@ impl Kind {
         Self::Split,
         Self::Coalesce,
         Self::Withdraw,
+        Self::MapGroup,
     ];
 
     /// Whether it can have an effect on leaves of this level.
@@ -82,6 +84,7 @@ impl Kind {
             Self::RelaxPage => level == 3,
             Self::Split | Self::Coalesce => level < 3,
             Self::Withdraw => level > 1,
+            Self::MapGroup => !dirty_by_hardware && level > 1,
             _ => true,
         }
     }
@@ -135,7 +138,9 @@ impl<'a, G: Granule> Worker<'a, G> {
         if self.cpu.draw(6) == 0 {
             self.run_guest(guest);
         }
-        let kind = Kind::ALL[self.cpu.draw(Kind::ALL.len() as u64) as usize];
+        // The last kind needs tables with contiguous groups.
+        let kinds = Kind::ALL.len() - usize::from(group_length::<G>(Level::L3) == 1);
+        let kind = Kind::ALL[self.cpu.draw(kinds as u64) as usize];
         let (level, page) = match self.layout.giant {
             Some(giant) => {
                 let level = 1 + self.cpu.draw(3) as u8;
@@ -157,6 +162,7 @@ impl<'a, G: Granule> Worker<'a, G> {
     fn tolerate(&mut self, kind: Kind, done: Result<(), Error>) {
         match done {
             Ok(()) | Err(Error::NoTablePage { .. } | Error::TableInTheWay { .. } | Error::NotMapped { .. }) => {}
+            Err(Error::NotOneGroup { .. }) if kind == Kind::MapGroup => {}
             Err(Error::Withdrawn { .. }) => self.counts.withdrawn += 1,
             Err(other) => self.cpu.report(format!("{kind:?}: {other}")),
         }
@@ -174,6 +180,9 @@ impl<'a, G: Granule> Worker<'a, G> {
         }
         if kind == Kind::Withdraw {
             return self.map_lent(guest, level, page);
+        }
+        if kind == Kind::MapGroup {
+            return self.prepare_group(guest, level, page);
         }
         let wanted = self.attributes();
         let is_there = self.tables[guest].look_up(start).is_some_and(|leaf| {
@@ -200,6 +209,62 @@ impl<'a, G: Granule> Worker<'a, G> {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// The contiguous group around a page: of this level if it fits into the guest's memory, else of pages.
+    fn group(&self, level: u8, page: u64) -> (Level, IpaRange) {
+        for level in [level, 3] {
+            let at = Level::new(level).unwrap();
+            let size = group_length::<G>(at) as u64 * span_of::<G>(level);
+            let start = page & !(size - 1);
+            let part = match self.layout.giant {
+                Some(giant) if page >= giant => giant..giant + span_of::<G>(1),
+                _ => self.layout.start..self.layout.end(),
+            };
+            if size > span_of::<G>(level) && part.start <= start && start + size <= part.end {
+                return (at, Ipa::new(start)..Ipa::new(start + size));
+            }
+        }
+        unreachable!("a group of pages fits")
+    }
+
+    /// Maps the leaves of a group one by one, all or some, or unmaps them.
+    fn prepare_group(&mut self, guest: usize, level: u8, page: u64) -> Result<(), Error> {
+        let (level, range) = self.group(level, page);
+        let span = span_of::<G>(level.raw());
+        match self.cpu.draw(3) {
+            0 => self.unmap(guest, range),
+            1 => {
+                self.operations += 1;
+                let grant = self.grant(Kind::MapRange, guest, range.start, range.end - range.start);
+                let attributes = Attributes { dirty_by_hardware: false, ..self.attributes() };
+                grant.map_range(level, &attributes, &mut self.pages)?;
+                let half = range.start..range.start + span;
+                let _ = self.tables[guest].protect(half, Access::READ, &mut self.pages)?.complete();
+                Ok(())
+            }
+            _ => {
+                let attributes = Attributes { dirty_by_hardware: false, ..self.attributes() };
+                self.unmap(guest, range.clone())?;
+                let some = range.start + self.cpu.draw(group_length::<G>(level) as u64) * span;
+                self.put(Kind::Map, guest, level, some.raw(), &attributes)
+            }
+        }
+    }
+
+    /// Maps a contiguous group.
+    fn map_group(&mut self, guest: usize, level: u8, page: u64) -> Result<(), Error> {
+        self.operations += 1;
+        let (level, range) = self.group(level, page);
+        let grant = self.grant(Kind::MapGroup, guest, range.start, range.end - range.start);
+        let attributes = Attributes { dirty_by_hardware: false, ..self.attributes() };
+        match grant.map_group(level, &attributes, &mut self.pages)? {
+            Grouped::New => self.counts.groups += 1,
+            Grouped::Joined => self.counts.joined += 1,
+            Grouped::Already(_) => return Ok(()),
+        }
+        self.counts.effect(Kind::MapGroup, level.raw(), false);
         Ok(())
     }
 
@@ -348,11 +413,12 @@ impl<'a, G: Granule> Worker<'a, G> {
             }
             Kind::Unmap => return self.unmap(guest, range),
             Kind::Withdraw => return self.withdraw(guest, level, page),
+            Kind::MapGroup => return self.map_group(guest, level, page),
             _ => self.operations += 1,
         }
         let tables = &self.tables[guest];
         match kind {
-            Kind::Map | Kind::Replace | Kind::Coalesce | Kind::Unmap | Kind::Withdraw => {}
+            Kind::Map | Kind::Replace | Kind::Coalesce | Kind::Unmap | Kind::Withdraw | Kind::MapGroup => {}
             Kind::MapRange => {
                 let range = if range.end - range.start > 2 * span_of::<G>(2) { leaf } else { range };
                 let largest = Level::new(if level == 1 { 1 } else { 1 + cpu.draw(3) as u8 }).unwrap();

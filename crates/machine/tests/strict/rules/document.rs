@@ -4,11 +4,12 @@
 use twofold_machine::strict::Rule;
 
 const DOCUMENT: &str = include_str!("../../../../../docs/mmu-rules.md");
-const TESTS: [&str; 9] = [
+const TESTS: [&str; 10] = [
     include_str!("caches.rs"),
     include_str!("concurrency.rs"),
     include_str!("entries.rs"),
     include_str!("flushes.rs"),
+    include_str!("groups.rs"),
     include_str!("guests.rs"),
     include_str!("peers.rs"),
     include_str!("qemu.rs"),

@@ -9,6 +9,7 @@ mod concurrency;
 mod document;
 mod entries;
 mod flushes;
+mod groups;
 mod guests;
 mod hand;
 mod peers;
