@@ -108,6 +108,19 @@ pub(crate) fn before_map<P: Platform>(
     if maintenance.clean {
         clean(platform, features, frame);
     }
+    before_fetch(platform, features, frame, maintenance);
+}
+
+/// The part of [`before_map`] that is left when the data caches were cleaned.
+#[inline(always)]
+#[cfg_attr(feature = "checked", track_caller)]
+pub(crate) fn before_fetch<P: Platform>(
+    platform: &P,
+    features: &Features,
+    frame: (Pa, u64),
+    maintenance: CacheMaintenance,
+) {
+    primitive::step!(());
     if maintenance.fetch {
         before_execute(platform, features, frame);
     }

@@ -132,7 +132,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                         // claim is never left behind.
                         self.clean_holes(ipa, span, new)?;
                     }
-                    cache::before_map(self.platform(), self.features(), (pa, span), maintenance.cleaned());
+                    cache::before_fetch(self.platform(), self.features(), (pa, span), maintenance);
                     (ready, other_memory) = (true, claim.other_memory);
                 }
                 continue;
@@ -222,14 +222,14 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 
     /// Gives up the claim of a table (C1), unless the table was unlinked meanwhile.
+    ///
+    /// No W3 for the last entry. If the table that has the entry was unlinked during the walk, the claimed one was unlinked
+    /// with it, or before. If the entry leads to the claimed table all the same, W4 finds the count changed.
     #[cold]
-    fn give_up_claim(&self, ipa: Ipa, level: Level, table: Pa) {
+    pub(crate) fn give_up_claim(&self, ipa: Ipa, level: Level, table: Pa) {
         let Some(below) = level.below() else { return };
         loop {
             let location = self.lockless_walk(ipa, level);
-            if !self.is_still_linked(&location) {
-                continue;
-            }
             if !location.entry.is_table(level) || location.entry.address() != table {
                 return;
             }

@@ -218,10 +218,9 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             return Ok(());
         }
         loop {
+            // No W3 for an entry of level 3. If its table was unlinked meanwhile, a block or a group may be there now. So it
+            // may at any time after this: the caller meets it under its table's lock, and comes back.
             let location = self.lockless_walk_out_of_line(ipa, Level::L3);
-            if !self.is_still_linked(&location) {
-                continue;
-            }
             if leaf_or_group(location.entry, ipa, location.level).start != ipa && location.entry.is_contiguous() {
                 self.ungroup(&location, ipa);
                 continue;

@@ -165,12 +165,12 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
                 }
                 return;
             }
-            let operation = if scope.tables { Tlbi::Ripas2E1Is } else { Tlbi::Ripas2Le1Is };
+            let ranged = if scope.tables { Tlbi::Ripas2E1Is } else { Tlbi::Ripas2Le1Is };
             for part in range_parts(scope.range.start, pages, granule) {
                 match part {
                     Part::Single(ipa) => self.single(ipa, level, scope.tables),
                     Part::Range { start, scale, num } => {
-                        primitive::tlbi(p, operation, range_operand(start, scale, num, level, granule));
+                        primitive::tlbi(p, ranged, range_operand(start, scale, num, level, granule));
                     }
                 }
             }

@@ -85,7 +85,7 @@ const BUILDS: [Build; 2] = [
 ];
 
 /// Instructions, and functions that consist of them, which only a machine can judge.
-const INSTRUCTIONS: [&str; 12] = [
+const INSTRUCTIONS: [&str; 13] = [
     "tlbi",
     "dsb",
     "isb",
@@ -94,6 +94,7 @@ const INSTRUCTIONS: [&str; 12] = [
     "load_vttbr",
     "clean_lines",
     "before_map",
+    "before_fetch",
     "clean_holes",
     "invalidate",
     "invalidate_vmid",
