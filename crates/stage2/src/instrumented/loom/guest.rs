@@ -10,8 +10,8 @@ use crate::counts::Counts;
 use crate::platform::Platform;
 use crate::withdraw::Sample;
 use crate::{
-    Access, Attributes, Broken, Descriptor, Features, Geometry, Ipa, IpaRange, Kib4, Leaf, Level, Mapped, Pa, Stage2,
-    TableMetadata, TableSource, Unwatched, Vmid,
+    Access, Attributes, Broken, Descriptor, Features, Geometry, Ipa, IpaRange, Kib4, Leaf, Level, Mapped, Memory, Pa,
+    Stage2, TableMetadata, TableSource, Unwatched, Vmid,
 };
 
 pub(super) const PAGE: u64 = Kib4.span(Level::L3);
@@ -198,7 +198,7 @@ struct Seen<'a> {
 impl Seen<'_> {
     fn table(&mut self, pa: Pa, level: Level, start: Ipa) {
         let (machine, span) = (self.guest.machine(), Kib4.span(level));
-        let mut counts = Counts::EMPTY;
+        let (mut counts, mut other_memory) = (Counts::EMPTY, false);
         self.tables.push(pa);
         for index in 0..Kib4.entries() {
             let (entry, ipa) = (machine.read(pa, index), start + index as u64 * span);
@@ -208,11 +208,16 @@ impl Seen<'_> {
                 self.table(entry.address(), level.below().expect("a level"), ipa);
             } else if entry.is_valid() {
                 assert_eq!(entry.address(), home(ipa), "{entry:?} maps {ipa}");
+                other_memory |= entry.attributes(self.guest.stage2.features()).memory != Memory::Normal;
                 self.leaves.extend((0..span / PAGE).map(|page| (ipa.raw() + page * PAGE, entry)));
             }
         }
         let metadata = machine.metadata(pa);
         assert_eq!(metadata.peek(), Some(counts), "the metadata of the level {level} table at {start}");
+        assert!(
+            !other_memory || metadata.has_other_memory(),
+            "the note of other memory in the table at {start} is lost"
+        );
         assert_eq!(metadata.link() & !TableMetadata::OTHER_MEMORY, 0, "the table at {start} is in a chain, or claimed");
     }
 }

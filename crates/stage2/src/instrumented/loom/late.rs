@@ -4,7 +4,7 @@
 //!
 //! There is no grace period: only the sequence count ensures this (module `lockless_walk`, W3 and W4).
 
-use super::guest::{BLOCK, FWB, Guest, LARGE, PAGE, RAM, READ, TRACKED, range};
+use super::guest::{BLOCK, FWB, Guest, LARGE, PAGE, RAM, READ, TRACKED, home, range};
 use super::machine::{BUSY, Machine, Pages, WILD, Watch};
 use super::{Operation, meet};
 use crate::walk::{Entry, Visitor};
@@ -144,6 +144,25 @@ fn a_look() {
         guest.look_up(0);
     });
     finds(|guest, _| assert!(guest.look_up(0).is_some()));
+}
+
+#[test]
+fn going_through_leaves() {
+    fn leaves(guest: &Guest, size: u64) -> usize {
+        let leaves = guest.stage2.leaves(range(0, size)).expect("a range");
+        leaves.map(|leaf| assert_eq!(leaf.descriptor.address(), home(leaf.ipa), "{leaf:?}")).count()
+    }
+    comes_late(|guest, _| assert!(leaves(guest, BLOCK) <= 2));
+    finds(|guest, _| assert_eq!(leaves(guest, PAGE), 1, "the first page is mapped all the time"));
+}
+
+/// Counts the leaves around the first page, which is alone there, or in a block. While the block is made, there is none.
+#[test]
+fn counting() {
+    comes_late(|guest, _| {
+        let leaves = guest.stage2.count_leaves(range(0, BLOCK)).expect("a range");
+        assert!(leaves.iter().sum::<u64>() <= 1, "{leaves:?}");
+    });
 }
 
 #[test]
@@ -310,7 +329,7 @@ impl Visitor for Walk {
 
     fn leaf(&mut self, entry: &Entry) -> Result<(), Error> {
         if entry.descriptor.is_leaf(entry.level) {
-            assert_eq!(entry.descriptor.address(), super::guest::home(entry.ipa));
+            assert_eq!(entry.descriptor.address(), home(entry.ipa));
             assert!(entry.range().end.raw() > self.0, "{entry:?} again");
             self.0 = entry.range().end.raw();
         }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::guest::{BLOCK, Guest, LARGE, PAGE, RAM, READ};
+use super::guest::{BLOCK, Guest, LARGE, PAGE, RAM, READ, TRACKED, range};
 use super::machine::{Pages, WILD};
 use super::{Operation, meet, model};
 use crate::primitive::{Ordering, Word};
@@ -23,6 +23,10 @@ fn guest(levels: u32, block: Option<Level>) -> (Guest, [Pages; 2]) {
 const LOOK: Operation = |guest, _| {
     guest.look_up(PAGE);
 };
+const COUNT: Operation = |guest, _| {
+    let leaves = guest.stage2.count_leaves(range(0, BLOCK)).expect("a range");
+    assert!(leaves.iter().sum::<u64>() <= 1, "{leaves:?}");
+};
 const IS_FOUND: Operation = |guest, _| assert!(guest.is_mapped(PAGE));
 
 fn done(guest: &Guest, pools: &[Pages; 2]) {
@@ -35,6 +39,7 @@ fn a_new_table_is_empty() {
     meet(3, || guest(2, None), [|guest, pages| guest.map(PAGE, Level::L3, pages), LOOK], done);
     meet(3, || guest(3, None), [|guest, pages| guest.map(0, Level::L3, pages), LOOK], done);
     meet(3, || guest(4, None), [|guest, pages| guest.map(0, Level::L3, pages), LOOK], done);
+    meet(3, || guest(3, None), [|guest, pages| guest.map(0, Level::L3, pages), COUNT], done);
 }
 
 #[test]
@@ -89,4 +94,8 @@ fn a_frame_is_filled_before() {
         guest.map_as(0, Level::L3, &READ, pages);
         assert!(guest.relax(0, Access::READ_WRITE));
     });
+    // The frame is filled while it is mapped to be read only, with DBM and without.
+    let relaxed: Operation = |guest, _| assert!(guest.relax(0, Access::READ_WRITE));
+    fills(2, |guest, pages| guest.map_as(0, Level::L3, &READ, pages), relaxed);
+    fills(2, |guest, pages| guest.map_as(0, Level::L3, &TRACKED, pages), relaxed);
 }

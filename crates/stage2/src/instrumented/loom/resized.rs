@@ -9,7 +9,7 @@ use super::{Operation, meet};
 use crate::sequence::SequenceCount;
 use crate::{Access, Descriptor, Features, Level};
 
-const LIVE: Features = Features { bbm: 2, no_conflict_abort: true, ..FWB };
+pub(super) const LIVE: Features = Features { bbm: 2, no_conflict_abort: true, ..FWB };
 
 fn guest(levels: u32, leaves: &[(u64, Level)]) -> (Guest, [Pages; 2]) {
     let guest = Guest::on(Machine::new(10, Watch::Nothing), LIVE, levels);

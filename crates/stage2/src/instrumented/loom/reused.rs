@@ -6,15 +6,21 @@
 
 use std::sync::Arc;
 
-use super::guest::{BLOCK, Guest, LARGE, PAGE, RAM, READ, TRACKED, range};
+use super::guest::{BLOCK, FWB, Guest, LARGE, PAGE, RAM, READ, TRACKED, range};
+use super::machine::{Machine, Watch};
+use super::resized::LIVE;
 use super::{Operation, model};
-use crate::{Access, Attributes, Ipa, Level, Memory};
+use crate::{Access, Attributes, Features, Ipa, Level, Memory};
 
 /// The first page is always mapped, so a walk for it finds it. Meanwhile a block replaces the table of `level` that
 /// leads to it, the table's page is reused for a page in the upper half, and another CPU does `change` there.
 fn is_not_seen_below(level: Level, attributes: Attributes, change: Operation) {
+    is_not_seen_on(FWB, level, attributes, change);
+}
+
+fn is_not_seen_on(features: Features, level: Level, attributes: Attributes, change: Operation) {
     model(2, move || {
-        let guest = Guest::new(4 - u32::from(level.raw()), 8);
+        let guest = Guest::on(Machine::new(9, Watch::Nothing), features, 4 - u32::from(level.raw()));
         let (mut pages, mut others) = (guest.pages(0..5), guest.pages(5..8));
         guest.map(0, Level::L3, &mut pages);
         let guest = Arc::new(guest);
@@ -101,6 +107,15 @@ fn what_is_unmapped_as_a_table() {
 fn what_is_busy() {
     is_not_seen_below(Level::L1, RAM, |guest, pages| guest.coalesce(LARGE, Level::L2, &RAM, pages));
     is_not_seen_below(Level::L1, TRACKED, |guest, pages| guest.coalesce(LARGE, Level::L2, &TRACKED, pages));
+}
+
+/// A block replaces a full table without a break.
+#[test]
+fn what_is_resized() {
+    is_not_seen_on(LIVE, Level::L1, RAM, |guest, pages| {
+        guest.map(LARGE + PAGE, Level::L3, pages);
+        guest.coalesce(LARGE, Level::L2, &RAM, pages);
+    });
 }
 
 #[test]
