@@ -7,3 +7,11 @@ pub fn begin() {
     #[cfg(feature = "strict")]
     crate::strict::relay::begin();
 }
+
+/// Has another CPU of the relay do `action`, in the middle of what this thread does, also under locks.
+pub fn meanwhile<R>(action: impl FnOnce() -> R) -> R {
+    #[cfg(feature = "strict")]
+    return crate::strict::relay::meanwhile(action);
+    #[cfg(not(feature = "strict"))]
+    action()
+}

@@ -6,6 +6,8 @@
 //! that both of them used, with their orderings. A value behind a lock that a CPU reaches without such knowledge is a
 //! data race, and the thread panics.
 //!
+//! Under a lock, too, another CPU may come in between, and take other locks: a test says where ([`meanwhile`]).
+//!
 //! This has a test of one thread judge each lock that it passes: a lock that is left out, or has half of its ordering, is
 //! not seen by its results. The words themselves are real, so each load returns the last value.
 
@@ -33,12 +35,47 @@ pub(crate) fn begin() {
     });
 }
 
+/// Has another CPU do `action`, in the middle of what this CPU does. If this thread is no relay, it just does it.
+pub(crate) fn meanwhile<R>(action: impl FnOnce() -> R) -> R {
+    let _interrupted = Interrupted::now();
+    action()
+}
+
+/// A CPU that goes on when this is dropped, also by a panic.
+struct Interrupted;
+
+impl Interrupted {
+    fn now() -> Option<Self> {
+        RELAY.with_borrow_mut(|relay| {
+            let relay = relay.as_mut()?;
+            relay.interrupted.push((relay.cpu, relay.held));
+            relay.held = 0;
+            relay.next_cpu();
+            Some(Self)
+        })
+    }
+}
+
+impl Drop for Interrupted {
+    fn drop(&mut self) {
+        RELAY.with_borrow_mut(|relay| {
+            if let Some(relay) = relay
+                && let Some(interrupted) = relay.interrupted.pop()
+            {
+                (relay.cpu, relay.held) = interrupted;
+            }
+        });
+    }
+}
+
 /// The CPUs, and what they know.
 #[derive(Default)]
 pub(super) struct Relay {
     cpu: usize,
     /// The locks that the CPU holds.
     held: usize,
+    /// The CPUs that wait until this one has done what it does in between, with the locks that they hold.
+    interrupted: Vec<(usize, usize)>,
     known: [Clock; CPUS],
     /// What each knew at its last release fence.
     fenced: [Clock; CPUS],
@@ -57,6 +94,13 @@ impl Relay {
             return None;
         }
         RELAY.with_borrow_mut(|relay| relay.as_mut().map(body))
+    }
+
+    /// The next CPU of the relay that is not in the middle of something.
+    fn next_cpu(&mut self) {
+        let mut others = (1..CPUS).map(|step| (self.cpu + step) % CPUS);
+        let free = |cpu: &usize| self.interrupted.iter().all(|(interrupted, _)| interrupted != cpu);
+        self.cpu = others.find(free).unwrap_or(self.cpu);
     }
 
     pub(super) fn load(&mut self, word: &AtomicU64, access: Access) -> u64 {
@@ -85,7 +129,7 @@ impl Relay {
 
     pub(super) fn try_lock(&mut self, word: &AtomicU64, access: Access) -> Option<u64> {
         if self.held == 0 {
-            self.cpu = (self.cpu + 1) % CPUS;
+            self.next_cpu();
         }
         let taken = self.update(word, &mut |old| (old & LOCKED == 0).then_some(old | LOCKED), access).ok();
         self.held += usize::from(taken.is_some());

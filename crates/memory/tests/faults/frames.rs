@@ -2,10 +2,12 @@
 //! Proves that frames come from the donated ranges alone, that they are whole, that each is handed out once, and that
 //! the counts are right.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use proptest::prelude::*;
-use twofold_memory::{Backing, Frames};
+use twofold_memory::{Backing, Error, Frames, GuestFault};
 use twofold_stage2::{Donated, Geometry, Kib4, Pa, Run, TablePage, TableSource};
 
 use super::*;
@@ -266,4 +268,27 @@ fn sections_are_counted_where_they_are_whole() {
     assert_eq!(frames.huge_pages(), 2);
     frames.add(machine.donate(SECOND + PAGE, HUGE_PAGE - PAGE));
     assert_eq!(frames.huge_pages(), 2);
+}
+
+/// Another CPU reads how many frames there are, at each point of a fault for which there are none, also while that holds the
+/// slot's lock.
+#[test]
+fn frames_are_counted_while_a_fault_finds_none() {
+    for number in 1.. {
+        let mut guest = RunningGuest::new(PLAIN, Pages::Small, 1);
+        guest.add_ram(BASE, HUGE_PAGE);
+        let (memory, begun) = (Rc::new(guest.memory), Rc::new(Cell::new(false)));
+        let (other, other_begun) = (Rc::clone(&memory), Rc::clone(&begun));
+        guest.machine.before_atomic(number, move || {
+            other_begun.set(true);
+            assert_eq!(other.frame_use().data, 0);
+        });
+        let fault = GuestFault { ipa: BASE, kind: Translation, access: Write };
+        assert_eq!(memory.fault(&fault), Err(Error::NoFrames { ipa: BASE }));
+        guest.machine.set_atomic_hook(|| ());
+        if !begun.get() {
+            assert!(number > 2, "{number}");
+            break;
+        }
+    }
 }

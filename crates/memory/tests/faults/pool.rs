@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Guests whose frames for data come from one pool: what one gives back another one takes, and tables stay with the guest.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -49,4 +50,30 @@ fn what_a_guest_gives_back_another_takes() {
     // A limit holds whatever is free.
     one.memory.set_limit(512).unwrap();
     assert_eq!(on_cpu(&mut one).fault(BASE, Translation, Write), Err(Error::NoFrames { ipa: BASE }));
+}
+
+/// Another guest takes frames on another CPU, at each point of a release, also while that holds the locks of its own guest.
+#[test]
+fn a_guest_takes_while_another_gives_back() {
+    for number in 1.. {
+        let machine = Machine::new(PLAIN, &[(RAM, 2 * OWN + 2 * HUGE_PAGE)]);
+        let mut frames = Frames::new(PLAIN);
+        frames.add(machine.donate(RAM + 2 * OWN, 2 * HUGE_PAGE));
+        let pool = Arc::new(FramePool::new(frames));
+        let ((mut one, slot), (mut two, _)) = (guest(&machine, &pool, 0), guest(&machine, &pool, 1));
+        on_cpu(&mut one).reach(BASE, Write);
+        let begun = Rc::new(Cell::new(false));
+        let other_begun = Rc::clone(&begun);
+        machine.before_atomic(number, move || {
+            other_begun.set(true);
+            assert_eq!(two.fault(BASE, Translation, Write), Ok(mapped(Level::L3, true)));
+        });
+        assert_eq!(one.memory.release(slot, BASE..BASE + HUGE_PAGE), Ok(1));
+        machine.set_atomic_hook(|| ());
+        assert_eq!(pool.free(), if begun.get() { 512 } else { 1024 }, "before atomic {number}");
+        if !begun.get() {
+            assert!(number > 4, "{number}");
+            break;
+        }
+    }
 }

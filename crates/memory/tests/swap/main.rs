@@ -16,6 +16,7 @@ mod generations;
 mod given_up;
 mod leaving;
 mod limits;
+mod locks;
 mod mapped;
 mod misbehaving;
 mod overtaken;

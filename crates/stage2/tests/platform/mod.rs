@@ -152,7 +152,8 @@ impl<M: HostMemory> Machine<M> {
         *self.hook.borrow_mut() = Some(Box::new(hook));
     }
 
-    /// Atomic read-modify-writes are the only places between two events where something can happen unseen.
+    /// Atomic read-modify-writes are the only places between two events where something can happen unseen. Another CPU does
+    /// what the hook does.
     pub fn set_atomic_hook(&self, hook: impl FnMut() + 'static) {
         *self.atomic_hook.borrow_mut() = Some(Box::new(hook));
     }
@@ -374,7 +375,7 @@ unsafe impl<M: HostMemory> Platform for Host<M> {
 
     fn on_atomic(&self) {
         if let Some(mut hook) = self.0.atomic_hook.take() {
-            hook();
+            twofold_machine::relay::meanwhile(&mut hook);
             self.0.atomic_hook.borrow_mut().get_or_insert(hook);
         }
         self.0.atomics.set(self.0.atomics.get() + 1);
