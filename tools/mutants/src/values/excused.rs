@@ -409,11 +409,6 @@ const EXCUSED: &[Excused] = &[
     excused(SPLIT, "Stage2::pages_to_split: 1 => 2", WHOLE_PAGES),
     excused(SPLIT, "Stage2::next_block_in: below < Level::L3 => true", MAY_HOLD),
     excused(SPLIT, "Stage2::next_block_in: below < Level::L3 => below <= Level::L3", MAY_HOLD),
-    excused(
-        SPLIT,
-        "Stage2::split_before: ipa.is_aligned(self.geometry().granule().span(self.geometry().root_level())) => false",
-        "the walk finds a leaf that begins at the address, or none",
-    ),
     excused(SPLIT, "Stage2::refill: 0 => 1", "a table under construction has only tables or only leaves"),
     excused(UNMAP, "Unmap::table: entry == Descriptor::INVALID => false", VACANT),
     excused(UNMAP, "Unmap::table: entry == Descriptor::STALE => false", VACANT),
@@ -424,11 +419,6 @@ const EXCUSED: &[Excused] = &[
     excused(UNMAP, "Unmap::unlink: counts.busy() > 0 => false", LOOK),
     excused(UNMAP, "Unmap::unlink: 0 => 1 #2", LOOK),
     excused(UNMAP, "Unmap::leaves: 1 => 2 #2", WHOLE_PAGES),
-    excused(
-        UNMAP,
-        "Unmap::is_inside: level == Level::L3 => false",
-        "a range of whole pages covers a page fully or not at all",
-    ),
     excused(UNMAP, "Unmap::take_reported: range.start < range.end => true", NO_ADDRESS),
     excused(UNMAP, "Unmap::take_reported: range.start < range.end => range.start <= range.end", NO_ADDRESS),
 ];
