@@ -11,10 +11,22 @@ use crate::experiment::EnginePlatform;
 
 #[cfg(not(any(feature = "granule-16k", feature = "granule-64k")))]
 pub use twofold_stage2::Kib4 as GuestGranule;
+/// A huge page of RAM, 2 MiB, is 128 pages: a contiguous group.
 #[cfg(feature = "granule-16k")]
-pub use twofold_stage2::Kib16 as GuestGranule;
+pub type GuestGranule = twofold_stage2::Contiguous<twofold_stage2::Kib16>;
+/// A huge page of RAM, 2 MiB, is 32 pages: a contiguous group.
 #[cfg(feature = "granule-64k")]
-pub use twofold_stage2::Kib64 as GuestGranule;
+pub type GuestGranule = twofold_stage2::Contiguous<twofold_stage2::Kib64>;
+
+/// The granule of the guests' tables, as a value.
+#[cfg(not(any(feature = "granule-16k", feature = "granule-64k")))]
+pub const GRANULE: GuestGranule = twofold_stage2::Kib4;
+/// The granule of the guests' tables, as a value.
+#[cfg(feature = "granule-16k")]
+pub const GRANULE: GuestGranule = twofold_stage2::Contiguous(twofold_stage2::Kib16);
+/// The granule of the guests' tables, as a value.
+#[cfg(feature = "granule-64k")]
+pub const GRANULE: GuestGranule = twofold_stage2::Contiguous(twofold_stage2::Kib64);
 
 /// A guest's memory.
 pub type Memory = GuestMemory<EnginePlatform, GuestGranule>;

@@ -30,7 +30,7 @@ use crate::experiment::platform::observed;
 use crate::experiment::{ExitObserver, Observer};
 use crate::gic::physical::{self, Unusable};
 use crate::gic::sources::{NoInterrupt, Sources};
-use crate::granule::{self, GuestGranule};
+use crate::granule::{self, GRANULE};
 use crate::guest_cpu::GuestCpu;
 use crate::host_devices::uplink::CardTask;
 use crate::memory::Taken;
@@ -298,7 +298,7 @@ impl Maker {
             (false, true) => Wire::shared(*name),
             (false, false) => Wire::Whole,
         };
-        let geometry = Geometry::new(GuestGranule, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
+        let geometry = Geometry::new(GRANULE, ipa_bits(config), &self.features).map_err(MemoryError::from)?;
         // SAFETY: EL2 maps all RAM one to one, and the frames are RAM that nothing else uses.
         let platform = unsafe { Counted::new(self.metadata, &self.features) };
         let platform = observed(platform, &self.features);

@@ -19,8 +19,8 @@ use core::sync::atomic::Ordering;
 
 use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{
-    Access, Attributes, CleanedPieces, Coalesced, Execute, Grant, Granule, Ipa, IpaRange, Level, Lock, LockGuard,
-    Mapped, Platform, Relaxed, Window,
+    Access, Attributes, CleanedPieces, Coalesced, Execute, Grant, Granule, Grouped, Ipa, IpaRange, Level, Lock,
+    LockGuard, Mapped, Platform, Relaxed, Window, group_length,
 };
 
 use crate::answer::{Answer, Done};
@@ -69,7 +69,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         let page = fault.ipa.align_down(G::SIZE);
         let Some(slot) = self.slots.find(page) else { return Attempt::NoSlot };
         let Content::Ram(ram) = &slot.content else { return Attempt::Unfinished(slot) };
-        if !allows(slot, fault.access) || slot.tracking.running().is_some() || self.maps_blocks() {
+        if !allows(slot, fault.access) || slot.tracking.running().is_some() || self.maps_huge_pages() {
             return Attempt::Unfinished(slot);
         }
         let Some((grant, first_touch)) = self.make_ready(page, ram.lock(self.stage2.platform())) else {
@@ -110,10 +110,10 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         }
     }
 
-    /// Whether huge pages are mapped as blocks.
+    /// Whether huge pages are mapped as a whole: as blocks, or as contiguous groups of pages.
     #[inline(always)]
-    fn maps_blocks(&self) -> bool {
-        Ram::<G>::LARGEST < Level::L3 && self.pages == Pages::Largest
+    fn maps_huge_pages(&self) -> bool {
+        (Ram::<G>::LARGEST < Level::L3 || Ram::<G>::IS_GROUP) && self.pages == Pages::Largest
     }
 
     /// The attributes of RAM. It may be executed if it is mapped for `code`, or if this CPU needs no cache maintenance
@@ -135,7 +135,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         {
             return self.map_single(page, slot, locked, fault, None);
         }
-        if self.maps_blocks()
+        if self.maps_huge_pages()
             && let Some(answer) = self.map_huge_page(page, slot, ram, fault)
         {
             return answer;
@@ -147,7 +147,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         self.map_ready(Level::L3, grant, slot, first_touch, fault)
     }
 
-    /// Maps the huge page around `page` as a block, or returns `None` if it does not fit the slot or is not whole. RAM
+    /// Maps the huge page around `page` as a block, or as a contiguous group of pages, or returns `None` if it does not fit the slot or is not whole. RAM
     /// has no larger blocks: 1 GiB would have to be zeroed in one fault.
     #[inline(never)]
     fn map_huge_page(
@@ -160,7 +160,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         block_around(page, &slot.range)?;
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
         let Some(mut ram) = ram.lock_unless_interrupted(platform) else { return Some(Ok(INTERRUPTED)) };
-        let cleans = self.cleans_ahead(page) && ram.pins.count() == 0;
+        let cleans = !Ram::<G>::IS_GROUP && self.cleans_ahead(page) && ram.pins.count() == 0;
         let mut backed = ram.back(page, &self.frames, &self.stage2)?;
         let Some(first_touch) = backed.make_huge_page_ready(platform, features, cleans) else {
             return Some(Ok(INTERRUPTED));
@@ -168,9 +168,53 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         // As in `make_ready`.
         let (grant, cleaned) = (backed.huge_page_grant(&self.stage2)?, backed.cleaned());
         drop(ram);
+        if Ram::<G>::IS_GROUP {
+            return self.map_ready_group(grant, slot, first_touch, fault);
+        }
         Some(match cleans {
             true => self.map_cleaned(grant, cleaned, slot, first_touch, fault),
             false => self.map_ready(Level::L2, grant, slot, first_touch, fault),
+        })
+    }
+
+    /// Maps a huge page that is ready as a contiguous group, or returns `None` if other memory is mapped there.
+    fn map_ready_group(
+        &self,
+        grant: Grant<'_, P, G>,
+        slot: &Memslot<G>,
+        first_touch: bool,
+        fault: &GuestFault,
+    ) -> Option<Result<Answer, Error>> {
+        let attributes = self.ram_attributes(slot.writable, fault.access == AccessKind::Execute, false);
+        let mapped = match self.map_group(grant, &attributes) {
+            Err(twofold_stage2::Error::NotOneGroup { .. }) => return None,
+            Err(error) => return Some(Err(error.into())),
+            Ok(mapped) => mapped,
+        };
+        // A log that starts meanwhile loses no write by the group, as by a block.
+        self.note_writes(slot, grant.ipa()..grant.ipa() + grant.size());
+        if let Mapped::Already(_) = mapped {
+            return Some(self.allow(fault));
+        }
+        self.leaves.count_group(group_length::<G>(Level::L3) as u64, first_touch);
+        Some(Ok(Answer::Retry(Done::Mapped { level: Level::L3, first_touch })))
+    }
+
+    /// Maps a contiguous group of pages. Writes that hardware had recorded in them are not reported, as by
+    /// [`promote`](Self::promote). If it joined pages that were mapped, that is counted, and the result is as if
+    /// nothing had been mapped.
+    pub(crate) fn map_group(
+        &self,
+        grant: Grant<'_, P, G>,
+        attributes: &Attributes,
+    ) -> Result<Mapped<G>, twofold_stage2::Error> {
+        Ok(match grant.map_group(Level::L3, attributes, &mut self.tables(), &mut |_| ())? {
+            Grouped::New => Mapped::New,
+            Grouped::Already(leaf) => Mapped::Already(leaf),
+            Grouped::Joined => {
+                self.promoted.fetch_add(1, Ordering::Relaxed);
+                Mapped::New
+            }
         })
     }
 

@@ -454,6 +454,11 @@ impl Leaves {
         self.0[level.raw() as usize][usize::from(!first_touch)].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts the pages of a contiguous group.
+    pub(crate) fn count_group(&self, pages: u64, first_touch: bool) {
+        self.0[Level::L3.raw() as usize][usize::from(!first_touch)].fetch_add(pages, Ordering::Relaxed);
+    }
+
     fn read(&self) -> [[u64; 2]; 4] {
         self.0.each_ref().map(|level| level.each_ref().map(|leaves| leaves.load(Ordering::Relaxed)))
     }

@@ -19,11 +19,14 @@
 //! | a page, and what a dirty log counts | 4 KiB | 16 KiB | 64 KiB |
 //! | RAM takes its frames in ([`HUGE_PAGE`]) | 2 MiB | 2 MiB | 2 MiB |
 //! | RAM is mapped by | pages, and blocks of 2 MiB | pages | pages |
+//! | with contiguous groups ([`Contiguous`](twofold_stage2::Contiguous)) | the same | pages, and groups of 2 MiB | pages, and groups of 2 MiB |
 //! | preallocated memory is mapped by | pages, 2 MiB, 1 GiB | pages, 32 MiB | pages, 512 MiB |
 //! | a page store ([`swap`]) | yes | refused | refused |
 //!
 //! To back RAM by blocks of 32 MiB or 512 MiB would zero so much in one fault, and take so much for one byte that a guest
-//! uses. 2 MiB are what the contiguous hint joins with both granules.
+//! uses. 2 MiB are what the contiguous hint joins with both granules: in tables with groups, a first touch maps so much at once,
+//! and a TLB may hold it as one entry. A log takes the groups apart as it does blocks; afterwards faults, and
+//! [`coalesce_range`](dirty::DirtyLog::coalesce_range), join them again.
 //!
 //! # The rules that this crate keeps
 //!

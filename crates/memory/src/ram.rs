@@ -29,7 +29,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use twofold_stage2::{
-    CleanedPieces, Features, Grant, Granule, Ipa, IpaRange, Kib4, Lent, Level, Lock, Platform, Stage2,
+    CleanedPieces, Features, Grant, Granule, Ipa, IpaRange, Kib4, Lent, Level, Lock, Platform, Stage2, group_length,
 };
 
 use crate::frames::{FRAME, Frames, HUGE_PAGE, PAGES};
@@ -44,7 +44,6 @@ const PART: usize = 64;
 /// Pages of a huge page that are zeroed without a look at pending interrupts: 128 KiB, about 4,200 instructions where a
 /// `DC ZVA` zeroes 64 bytes.
 const PIECE: u64 = 32;
-const PIECE_BITS: u64 = (1 << PIECE) - 1;
 const _: () = assert!(PIECE * FRAME == CleanedPieces::PIECE && HUGE_PAGE == CleanedPieces::BLOCK);
 const _: () = assert!(PIECE < 64 && 64 % PIECE == 0, "the bits of a piece are in one word");
 
@@ -130,6 +129,20 @@ pub(crate) struct BackedPage<'a, G: Granule> {
 impl<G: Granule> Ram<G> {
     /// The level of the largest leaf that maps RAM: a huge page, where it is a block.
     pub(crate) const LARGEST: Level = if G::SIZE == Kib4::SIZE { Level::L2 } else { Level::L3 };
+    /// Whether the pages of a huge page are a contiguous group: with 16 KiB and 64 KiB, in tables that have groups.
+    pub(crate) const IS_GROUP: bool = group_length::<G>(Level::L3) as u64 * G::SIZE == HUGE_PAGE;
+    /// Pages in a huge page.
+    const PAGE_COUNT: u64 = HUGE_PAGE / G::SIZE;
+    /// The bits of a huge page whose pages are all ready.
+    const ALL_READY: [u64; PAGES as usize / 64] = {
+        let mut all = [0; PAGES as usize / 64];
+        let mut page = 0;
+        while page < Self::PAGE_COUNT {
+            all[page as usize / 64] |= 1 << (page % 64);
+            page += 1;
+        }
+        all
+    };
 
     /// Backing for `range`, without any frames yet.
     pub(crate) fn new(range: &IpaRange) -> Self {
@@ -199,7 +212,7 @@ impl<G: Granule> Ram<G> {
     /// The frames of the huge page at `ipa`, if it is whole and all its pages are ready.
     pub(crate) fn ready_huge_page(&self, ipa: Ipa) -> Option<&Lent> {
         match self.huge_page(ipa)? {
-            HugePage { frames: Backing::Whole(frames, _), ready } if *ready == [!0; 8] => Some(frames),
+            HugePage { frames: Backing::Whole(frames, _), ready } if *ready == Self::ALL_READY => Some(frames),
             _ => None,
         }
     }
@@ -487,10 +500,11 @@ impl<G: Granule> BackedPage<'_, G> {
         cleans: bool,
     ) -> Option<bool> {
         let (mut zeroed, mut worked) = (false, false);
-        for first in (0..PAGES).step_by(PIECE as usize) {
-            let (word, piece) = ((first / 64) as usize % 8, PIECE_BITS << (first % 64));
+        let pages = PIECE * FRAME / G::SIZE;
+        for first in (0..HUGE_PAGE / G::SIZE).step_by(pages as usize) {
+            let (word, piece) = ((first / 64) as usize % 8, ((1 << pages) - 1) << (first % 64));
             let ready = self.ready[word] & piece;
-            let is_clean = !cleans || self.cleaned.has(first * FRAME);
+            let is_clean = !cleans || self.cleaned.has(first * G::SIZE);
             if ready == piece && is_clean {
                 continue;
             }
@@ -503,7 +517,7 @@ impl<G: Granule> BackedPage<'_, G> {
                 zeroed = true;
             }
             if !is_clean {
-                self.cleaned.clean(platform, features, self.frames.run(), first * FRAME);
+                self.cleaned.clean(platform, features, self.frames.run(), first * G::SIZE);
             }
         }
         Some(zeroed)
@@ -511,14 +525,15 @@ impl<G: Granule> BackedPage<'_, G> {
 
     /// Zeroes the pages of a piece that are not `ready`, from page `first` on.
     fn make_piece_ready<P: Platform>(&mut self, first: u64, ready: u64, platform: &P, features: &Features) {
+        let pages = PIECE * FRAME / G::SIZE;
         if ready != 0 {
-            for page in first..first + PIECE {
+            for page in first..first + pages {
                 self.make_page_ready(page, platform, features);
             }
             return;
         }
-        self.frames.run().zero_pages(platform, features, first * FRAME, PIECE * FRAME);
-        self.ready[(first / 64) as usize % 8] |= PIECE_BITS << (first % 64);
+        self.frames.run().zero_pages(platform, features, first * G::SIZE, PIECE * FRAME);
+        self.ready[(first / 64) as usize % 8] |= ((1 << pages) - 1) << (first % 64);
         *self.zeroed += PIECE;
     }
 

@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use twofold_stage2::{Geometry, Granule, Ipa, IpaRange, Lent, Level, Lock, Pa, Run, Window};
 
 use crate::dirty::log::Tracking;
+use crate::frames::HUGE_PAGE;
 use crate::preallocated::Preallocated;
 use crate::ram::Ram;
 
@@ -175,7 +176,8 @@ impl<G: Granule> Memslot<G> {
             Content::Preallocated(preallocated) => preallocated.largest,
             Content::Device(_) => geometry.largest_block(),
         };
-        let span = geometry.granule().span(largest);
+        let is_group = matches!(self.content, Content::Ram(_)) && Ram::<G>::IS_GROUP;
+        let span = if is_group { HUGE_PAGE } else { geometry.granule().span(largest) };
         let start = ipa.align_down(span);
         start.max(self.range.start)..start.checked_add(span).unwrap_or(self.range.end).min(self.range.end)
     }

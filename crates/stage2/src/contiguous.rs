@@ -20,7 +20,8 @@ use core::ops::Range;
 use crate::granule::{Format, sealed};
 use crate::{Granule, Kib4, Level};
 
-/// A granule whose tables may hold contiguous groups: `Stage2<P, Contiguous<Kib4>>`.
+/// A granule whose tables may hold contiguous groups: `Stage2<P, Contiguous<Kib4>>`, of a geometry that
+/// `Geometry::new(Contiguous(Kib4), 40, &features)` makes.
 ///
 /// The type decides, so tables without it pay nothing. With it,
 ///
@@ -34,7 +35,10 @@ use crate::{Granule, Kib4, Level};
 ///   reports all of them if one has it;
 /// * no leaf with DBM is in a group, since hardware may record a write in any leaf of it: setting DBM takes the hint.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Contiguous<G: Granule = Kib4>(G);
+pub struct Contiguous<G: Granule = Kib4>(
+    /// The granule.
+    pub G,
+);
 
 impl<G: Granule> sealed::Sealed for Contiguous<G> {}
 

@@ -136,8 +136,8 @@ pub enum Error {
     /// Hardware was to record writes in a contiguous group: it may record a write in any leaf of the group.
     #[error("a contiguous group cannot have DBM: hardware may record a write in any of its leaves")]
     GroupWithDbm,
-    /// Other memory is mapped where a contiguous group should go, or a leaf with DBM.
-    #[error("the leaf at {ipa} maps other memory than the contiguous group of level {level} would, or has DBM")]
+    /// Other memory is mapped where a contiguous group should go.
+    #[error("the leaf at {ipa} maps other memory than the contiguous group of level {level} would")]
     NotOneGroup {
         /// The address of the leaf.
         ipa: Ipa,

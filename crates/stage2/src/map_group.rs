@@ -7,7 +7,7 @@
 use core::ops::Range;
 
 use crate::cache::CacheMaintenance;
-use crate::contiguous::{group_around, group_length, group_size};
+use crate::contiguous::{MOST_GROUPED, group_around, group_length, group_size};
 use crate::counts::Counts;
 use crate::lockless_walk::{EntryLocation, Locked};
 use crate::platform::Platform;
@@ -42,7 +42,7 @@ struct Before {
 
 impl<P: Platform, G: Granule> Grant<'_, P, G> {
     /// Maps the first part of the grant by one contiguous group of leaves of `level`. Leaves that map the same memory are
-    /// joined.
+    /// joined. Calls `dirty` with the address of each joined leaf in which hardware had recorded a write.
     ///
     /// Both addresses must be aligned to the group's size ([`Contiguous`]), and the grant must cover the group.
     ///
@@ -53,21 +53,22 @@ impl<P: Platform, G: Granule> Grant<'_, P, G> {
     /// * [`Error::NoGroupAtLevel`] if leaves of `level` make no groups, the IPA space is smaller than one, or the tables
     ///   are not of a type with groups;
     /// * [`Error::GroupWithDbm`] if `attributes` has DBM;
-    /// * [`Error::NotOneGroup`] if other memory is mapped there, or a leaf has DBM. Unmap it, or
-    ///   [clear DBM](Stage2::clear_dbm), first.
+    /// * [`Error::NotOneGroup`] if other memory is mapped there. Unmap it first.
     pub fn map_group(
         self,
         level: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource<G>,
+        dirty: &mut dyn FnMut(Ipa),
     ) -> Result<Grouped<G>, Error> {
         self.check(group_size::<G>(level))?;
-        self.stage2.map_group_to((self.ipa, self.pa), self.sample, level, attributes, tables)
+        self.stage2.map_group_to((self.ipa, self.pa), self.sample, level, attributes, tables, Some(dirty))
     }
 }
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
-    /// [`Grant::map_group`], for memory that is known to be granted.
+    /// [`Grant::map_group`], for memory that is known to be granted. Without `dirty`, no leaf with DBM is joined
+    /// ([`Error::NotOneGroup`]).
     pub(crate) fn map_group_to(
         &self,
         (ipa, pa): (Ipa, Pa),
@@ -75,6 +76,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         level: Level,
         attributes: &Attributes,
         tables: &mut impl TableSource<G>,
+        mut dirty: Option<&mut dyn FnMut(Ipa)>,
     ) -> Result<Grouped<G>, Error> {
         self.check_leaf(ipa, pa, level)?;
         self.check_group((ipa, pa), level)?;
@@ -90,7 +92,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             self.check_sample(sample, &location, ipa)?;
             let old = location.entry;
             if location.level == level {
-                if let Some(done) = self.fill_group(&location, ipa, new) {
+                if let Some(done) = self.fill_group(&location, ipa, new, &mut dirty) {
                     return done;
                 }
             } else if old.is_leaf(location.level) {
@@ -128,11 +130,12 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         location: &EntryLocation<'_, G>,
         ipa: Ipa,
         new: Descriptor<G>,
+        dirty: &mut Option<&mut dyn FnMut(Ipa)>,
     ) -> Option<Result<Grouped<G>, Error>> {
         let (table, level, features) = (location.table, location.level, self.features());
         let mut locked = self.lock(location).and_then(Locked::quiet).ok()?;
         let indexes = group_around::<G>(location.index, level);
-        let before = match look(&locked, indexes.clone(), ipa, new) {
+        let before = match look(&locked, indexes.clone(), ipa, new, dirty.is_some()) {
             Ok(Some(before)) => before,
             Ok(None) => return Some(Ok(Grouped::Already(locked.entry(indexes.start)))),
             Err(error) => return Some(Err(error)),
@@ -150,9 +153,16 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
         // Frames and their content are visible before a walk can find them: the stores below are relaxed.
         primitive::release_fence();
+        let mut written = 0u128;
         if before.leaves || before.stale || maintenance.is_needed() {
-            for index in indexes.clone() {
-                table.entry(index).set(Descriptor::BUSY);
+            for (number, index) in indexes.clone().enumerate() {
+                let cell = table.entry(index);
+                // With DBM, hardware may record a write at any moment: an exchange returns the last record.
+                if !cell.read().is_hardware_tracked() {
+                    cell.set(Descriptor::BUSY);
+                } else if cell.exchange(Descriptor::BUSY, self.platform()).is_hardware_dirty() {
+                    written |= 1 << number;
+                }
             }
             locked.counts += Counts::BUSY;
             drop(locked);
@@ -172,17 +182,22 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         locked.counts += Counts::of(new, level).times(indexes.len() as u64);
         drop(locked);
         self.publish();
+        if let Some(dirty) = dirty {
+            let numbers = (0..MOST_GROUPED as u64).filter(|number| written >> number & 1 == 1);
+            numbers.for_each(|number| dirty(ipa + number * span));
+        }
         Some(Ok(if before.leaves { Grouped::Joined } else { Grouped::New }))
     }
 }
 
 /// What the entries of a group at `ipa` hold, in a table without busy entries: `None` if they are the group `new` already,
-/// or one that allows more.
+/// or one that allows more. An error if one of them cannot be joined, as those with DBM unless `joins_tracked`.
 fn look<G: Granule>(
     locked: &Locked<'_, impl Platform, G>,
     indexes: Range<usize>,
     ipa: Ipa,
     new: Descriptor<G>,
+    joins_tracked: bool,
 ) -> Result<Option<Before>, Error> {
     let (level, span) = (locked.level, G::default().span(locked.level));
     let mut before = Before { holes: false, leaves: false, stale: false };
@@ -196,7 +211,7 @@ fn look<G: Granule>(
         if old.is_vacant() {
             before.holes = true;
             before.stale |= old == Descriptor::STALE;
-        } else if old.is_hardware_tracked() || !old.maps_as(new.advanced(at)) {
+        } else if old.is_hardware_tracked() && !joins_tracked || !old.maps_as(new.advanced(at)) {
             return Err(Error::NotOneGroup { ipa: ipa + at, level });
         } else {
             before.leaves = true;

@@ -146,7 +146,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     ) -> bool {
         self.groups((ipa, pa), level, attributes)
             && left >= group_size::<G>(level)
-            && self.map_group_to((ipa, pa), sample, level, attributes, tables).is_ok()
+            && self.map_group_to((ipa, pa), sample, level, attributes, tables, None).is_ok()
     }
 
     /// Whether a contiguous group of `level` may map `ipa` to `pa`, if it lies in the range.

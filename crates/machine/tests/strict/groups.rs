@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Contiguous groups in one piece: what makes them, what changes them as a whole, and what takes their hint.
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use twofold_machine::program::Instructions;
@@ -24,6 +25,8 @@ struct Tree<'a, G: Granule> {
     world: &'a World<G>,
     tables: Stage2<Hosted, G>,
     range: IpaRange,
+    /// The leaves in which hardware had recorded a write, when they were joined.
+    written: RefCell<Vec<Ipa>>,
 }
 
 /// The number of groups in the range.
@@ -39,7 +42,7 @@ fn with_tree<G: Granule>(features: Features, base: Pa, body: impl Fn(&Tree<'_, G
         let range = start..start + GROUPS * size::<G>();
         tables.map_range(range.clone(), world.frame(0), Level::L3, &READ_WRITE, &mut &world.pages).unwrap();
         cpu.load(tables.vttbr());
-        let tree = Tree { cpu, world: &world, tables, range };
+        let tree = Tree { cpu, world: &world, tables, range, written: RefCell::default() };
         assert_eq!(tree.grouped(), GROUPS, "map_range makes groups");
         body(&tree, &world.pages);
         tree.tables.audit().unwrap();
@@ -93,6 +96,9 @@ trait Groups {
     fn set_dbm_clean(&self, range: IpaRange);
     fn split(&self, range: IpaRange, chunk: u64) -> (u64, u64);
     fn load(&self, ipa: Ipa);
+    fn store(&self, ipa: Ipa);
+    /// What `map_group` has reported since the last call.
+    fn written(&self) -> Vec<Ipa>;
     fn invalidations(&self) -> u64;
     fn is_live(&self) -> bool;
 }
@@ -155,7 +161,8 @@ impl<G: Granule> Groups for Tree<'_, G> {
     fn map_group(&self, ipa: Ipa, frame: u64, attributes: &Attributes) -> Result<&'static str, Error> {
         let window = window(self.world.frame(0) + frame * G::SIZE, self.size());
         let grant = self.tables.open(window, ipa);
-        Ok(match grant.map_group(Level::L3, attributes, &mut &self.world.pages)? {
+        let mut note = |at: Ipa| self.written.borrow_mut().push(at);
+        Ok(match grant.map_group(Level::L3, attributes, &mut &self.world.pages, &mut note)? {
             Grouped::New => "new",
             Grouped::Joined => "joined",
             Grouped::Already(_) => "already",
@@ -204,6 +211,14 @@ impl<G: Granule> Groups for Tree<'_, G> {
         // To clear access flags needs no flush, and by the old entries hardware sets none.
         self.tables.invalidate_all();
         self.cpu.enter(self.tables.vttbr(), self.tables.vtcr(), 0).load(ipa.raw()).unwrap();
+    }
+
+    fn store(&self, ipa: Ipa) {
+        self.cpu.enter(self.tables.vttbr(), self.tables.vtcr(), 0).store(ipa.raw(), 1).unwrap();
+    }
+
+    fn written(&self) -> Vec<Ipa> {
+        self.written.take()
     }
 
     fn invalidations(&self) -> u64 {
@@ -297,7 +312,19 @@ fn a_page_with_dbm_is_in_no_group() {
         assert_eq!((tree.grouped(), tree.writable(tree.range())), (0, Some(false)));
         let tracked = Attributes { dirty_by_hardware: true, ..READ_WRITE };
         assert_eq!(tree.map_group(start, 0, &tracked), Err(Error::GroupWithDbm));
-        assert_eq!(tree.map_group(start, 0, &READ_WRITE), Err(Error::NotOneGroup { ipa: start, level: Level::L3 }));
+        // They are joined, and hardware's records are reported.
+        let last = start + size - page;
+        tree.store(start + page);
+        tree.store(last);
+        assert_eq!(tree.map_group(start, 0, &READ_WRITE), Ok("joined"));
+        assert_eq!((tree.grouped(), tree.written()), (1, vec![start + page, last]));
+        assert_eq!(tree.map_group(start, 0, &READ_WRITE), Ok("already"));
+        // No record is lost by `map_range`, which reports none.
+        tree.store(start + size + page);
+        tree.unmap(start + size..start + size + page);
+        tree.map_range(start + size..start + 2 * size);
+        assert_eq!(tree.grouped(), 1);
+        assert_eq!(tree.writable(start + size + page..start + size + 2 * page), Some(true), "the record is there");
     });
 }
 
@@ -367,7 +394,8 @@ fn blocks_make_groups_too() {
             let output = pa + (group - span);
             let coalesced = tables.coalesce(inside, output, Level::L2, &READ_WRITE, &mut pages, &mut |_| ());
             assert_eq!(coalesced, Ok(Coalesced::Done { tables: 1 }));
-            let joined = tables.open(window(pa, group), start).map_group(Level::L2, &READ_WRITE, &mut pages);
+            let joined =
+                tables.open(window(pa, group), start).map_group(Level::L2, &READ_WRITE, &mut pages, &mut |_| ());
             assert_eq!((joined, grouped(start)), (Ok(Grouped::Joined), Some((Level::L2, true))));
             tables.audit().unwrap();
             cpu.load(0);
@@ -391,7 +419,7 @@ fn groups_that_there_are_not_are_refused() {
         let ended = world.machine.alone(|_| {
             let (tables, mut pages) = (world.tables(0, 1, ipa_bits), &world.pages);
             let grant = tables.open(window(Pa::new(0), 1 << 40), Ipa::new(0));
-            let mapped = grant.map_group(level, &READ_WRITE, &mut pages);
+            let mapped = grant.map_group(level, &READ_WRITE, &mut pages, &mut |_| ());
             assert_eq!(mapped, Err(Error::NoGroupAtLevel { level }), "{:?}", G::default());
             tables.destroy(&mut pages, Unwatched);
         });

@@ -27,7 +27,7 @@ pub struct CoalescedRange {
 }
 
 impl<P: Platform, G: Granule> DirtyLog<'_, P, G> {
-    /// Coalesces the slot from page `page` on into the largest blocks that fit: at most `blocks` of them, with one
+    /// Coalesces the slot from page `page` on into the largest blocks that fit, or into contiguous groups: at most `blocks` of them, with one
     /// flush each. `page` counts from the start of the slot, and is rounded up to the next boundary of the smallest
     /// blocks (2 MiB with the 4 KiB granule) of the guest's addresses.
     ///
@@ -105,8 +105,8 @@ impl<P: Platform, G: Granule> DirtyLog<'_, P, G> {
             let Some((level, grant)) = self.ready_block(ipa) else { continue };
             let Some(leaf) = memory.stage2.look_up(ipa) else { continue };
             at = (ipa + grant.size()).raw();
-            if leaf.level <= level {
-                // The range is a block already, so the lock is not needed.
+            if leaf.level < level || leaf.level == level && (level < Level::L3 || leaf.descriptor.is_contiguous()) {
+                // The range is a block or a group already, so the lock is not needed.
                 continue;
             }
             // Held for one block, so that a start waits for no more than one.
@@ -115,11 +115,16 @@ impl<P: Platform, G: Granule> DirtyLog<'_, P, G> {
                 return Err(LogError::Running { start: slot.range.start });
             }
             let attributes = memory.ram_attributes(true, false, false);
-            match memory.coalesce(level, grant, &attributes) {
+            let made = match level {
+                Level::L3 => memory.map_group(grant, &attributes).map(Coalesced::Mapped),
+                _ => memory.coalesce(level, grant, &attributes),
+            };
+            match made {
                 Ok(Coalesced::Done { .. } | Coalesced::Mapped(Mapped::New)) => coalesced.blocks += 1,
                 Ok(Coalesced::Mapped(_)) => {}
                 // Some memory was withdrawn, perhaps this: find out again.
                 Err(Error::Withdrawn { .. }) => at = ipa.raw(),
+                Err(Error::NotOneGroup { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -131,10 +136,10 @@ impl<P: Platform, G: Granule> DirtyLog<'_, P, G> {
     fn ready_block(&self, ipa: Ipa) -> Option<(Level, Grant<'_, P, G>)> {
         let stage2 = &self.memory.stage2;
         match &self.slot.content {
-            Content::Ram(_) if Ram::<G>::LARGEST == Level::L3 => None,
+            Content::Ram(_) if Ram::<G>::LARGEST == Level::L3 && !Ram::<G>::IS_GROUP => None,
             Content::Ram(ram) => {
                 let ram = ram.lock(stage2.platform());
-                Some((Level::L2, stage2.grant(ram.ready_huge_page(ipa)?, ipa, HUGE_PAGE)?))
+                Some((Ram::<G>::LARGEST, stage2.grant(ram.ready_huge_page(ipa)?, ipa, HUGE_PAGE)?))
             }
             Content::Preallocated(preallocated) => {
                 let leaf = preallocated.leaf_from(&self.slot.range, ipa, stage2.geometry());
@@ -146,7 +151,7 @@ impl<P: Platform, G: Granule> DirtyLog<'_, P, G> {
     }
 }
 
-/// Bytes of the smallest blocks.
+/// Bytes of the smallest blocks, or of a contiguous group that maps a huge page.
 fn smallest_block<G: Granule>() -> u64 {
-    G::default().span(Level::L2)
+    if Ram::<G>::IS_GROUP { HUGE_PAGE } else { G::default().span(Level::L2) }
 }

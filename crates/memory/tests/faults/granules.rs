@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Backing, Error, Frames, GuestFault, GuestMemory, Slot, SlotError, SlotId};
-use twofold_stage2::{Geometry, Granule, Kib4Lpa2, Kib16, Kib64, Pa, Vmid};
+use twofold_stage2::{Contiguous, Geometry, Granule, Kib4Lpa2, Kib16, Kib64, Pa, Vmid};
 
 use super::*;
 use crate::machine::platform::VMID;
@@ -96,6 +96,59 @@ fn a_first_touch_is_of_a_page_of_the_granule() {
     a_first_touch::<Kib64>();
 }
 
+/// With contiguous groups, a first touch zeroes and maps a huge page. What a log, or an unmap, takes apart is joined again.
+fn groups<G: Granule>(tracker: Tracker) {
+    let mut rig = Rig::<G>::new(Pages::Largest, 4, G::SIZE);
+    let slot = rig.add(BASE, 2 * HUGE_PAGE, Backing::Ram).unwrap();
+    let pages = HUGE_PAGE / G::SIZE;
+    let grouped = |rig: &Rig<G>, start: Ipa| {
+        let leaves = (0..pages).filter_map(|page| rig.memory.stage2().look_up(start + page * G::SIZE));
+        leaves.filter(|leaf| leaf.level == Level::L3 && leaf.descriptor.is_contiguous()).count() as u64 == pages
+    };
+    let page = BASE + 5 * G::SIZE;
+    assert_eq!(rig.fault(page, Translation, Write), mapped(Level::L3, true));
+    assert!(grouped(&rig, BASE) && !grouped(&rig, BASE + HUGE_PAGE));
+    let counts = rig.memory.counts();
+    assert_eq!((counts.frames_zeroed, counts.first_touches[3]), (512, pages));
+    let pa = rig.walk(page).unwrap().pa();
+    assert!(rig.machine.bank(pa).load(pa, G::SIZE).iter().all(|byte| *byte == 0));
+
+    // A log notes the page that is written, and no other of the group.
+    let options = LogOptions { all_dirty: false, ..LogOptions::new(tracker) };
+    rig.memory.dirty_log(slot).unwrap().start(&options).unwrap();
+    assert_eq!(rig.dirty(slot), vec![]);
+    if tracker == Tracker::Manual {
+        assert_eq!(rig.fault(page, Permission, Write), WIDENED);
+    } else {
+        rig.memory.write(page, &[1]).unwrap();
+    }
+    assert_eq!((rig.dirty(slot), grouped(&rig, BASE)), (vec![5], false));
+    // While a log runs, a first touch is of a page.
+    assert_eq!(rig.fault(BASE + HUGE_PAGE, Translation, Write), mapped(Level::L3, true));
+    assert_eq!((rig.dirty(slot), rig.walk(BASE + HUGE_PAGE + G::SIZE)), (vec![pages], None));
+    let log = rig.memory.dirty_log(slot).unwrap();
+    log.stop().unwrap();
+    let coalesced = log.coalesce_range(0, 8).unwrap();
+    assert_eq!((coalesced.blocks, coalesced.next, grouped(&rig, BASE)), (1, None, true), "one is not ready");
+    assert_eq!(log.coalesce_range(0, 8).unwrap().blocks, 0);
+    assert_eq!(log.split_pages(0..1), Ok(1));
+    assert!(!grouped(&rig, BASE));
+
+    // A fault joins what is there, and maps the rest.
+    let last = BASE + (HUGE_PAGE - G::SIZE);
+    rig.memory.clear(slot, last..last + G::SIZE).unwrap();
+    assert_eq!(rig.fault(last, Translation, Write), mapped(Level::L3, true));
+    assert_eq!((grouped(&rig, BASE), rig.memory.counts().promoted), (true, 2));
+}
+
+#[test]
+fn a_huge_page_is_a_contiguous_group() {
+    for tracker in [Tracker::Manual, Tracker::Hardware] {
+        groups::<Contiguous<Kib16>>(tracker);
+        groups::<Contiguous<Kib64>>(tracker);
+    }
+}
+
 /// Of 2 MiB that are cleared, given up or removed, every page goes, and every frame returns.
 fn goes<G: Granule>() {
     let mut rig = Rig::<G>::new(Pages::Small, 6, G::SIZE);
@@ -132,6 +185,8 @@ fn goes<G: Granule>() {
 fn memory_goes_by_pages_of_the_granule() {
     goes::<Kib16>();
     goes::<Kib64>();
+    goes::<Contiguous<Kib16>>();
+    goes::<Contiguous<Kib64>>();
 }
 
 /// Preallocated memory is mapped by the largest block that the geometry has and that fits.
@@ -154,6 +209,7 @@ fn blocks<G: Granule>(level: Level, largest: Level) {
 fn blocks_are_the_geometrys() {
     blocks::<Kib16>(Level::L2, Level::L1);
     blocks::<Kib64>(Level::L2, Level::L2);
+    blocks::<Contiguous<Kib16>>(Level::L2, Level::L1);
     blocks::<Kib4Lpa2>(Level::L1, Level::L1);
 }
 

@@ -259,7 +259,7 @@ impl<'a, G: Granule> Worker<'a, G> {
         let (level, range) = self.group(level, page);
         let grant = self.grant(Kind::MapGroup, guest, range.start, range.end - range.start);
         let attributes = Attributes { dirty_by_hardware: false, ..self.attributes() };
-        match grant.map_group(level, &attributes, &mut self.pages)? {
+        match grant.map_group(level, &attributes, &mut self.pages, &mut |_| ())? {
             Grouped::New => self.counts.groups += 1,
             Grouped::Joined => self.counts.joined += 1,
             Grouped::Already(_) => return Ok(()),
