@@ -39,6 +39,7 @@ pub use options::Command;
 pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Engine(options) => engine::command(options).map(|()| ExitCode::SUCCESS),
+        Command::Contiguous(options) => engine::contiguous::command(options).map(|()| ExitCode::SUCCESS),
         Command::Oracle(options) => oracle::command(options).map(|()| ExitCode::SUCCESS),
         Command::DirtyCosts(options) => dirty::costs(options),
         Command::DirtyTable(options) => dirty::table(options),

@@ -7,6 +7,7 @@
 
 pub mod arena;
 mod baseline;
+pub mod contiguous;
 mod guest;
 pub mod limits;
 mod measure;

@@ -3,6 +3,7 @@
 
 mod async_fault;
 mod compare;
+mod contiguous;
 mod dirty_costs;
 mod dirty_log;
 mod dirty_table;
@@ -24,6 +25,7 @@ use clap::Subcommand;
 
 pub use async_fault::{AsyncFaultOptions, BmGuest, FaultMode, MOST_TASKS};
 pub use compare::CompareOptions;
+pub use contiguous::ContiguousOptions;
 pub use dirty_costs::DirtyCostsOptions;
 pub use dirty_log::DirtyLogOptions;
 pub use dirty_table::DirtyTableOptions;
@@ -45,6 +47,9 @@ pub enum Command {
     /// Stage-2 engine on this CPU: nanoseconds per page table entry, with one thread and with two
     #[command(after_help = engine::HELP)]
     Engine(EngineOptions),
+    /// The contiguous hint at stage 2: the TLB entries that a guest's memory takes, and the misses of a modelled TLB
+    #[command(after_help = contiguous::HELP)]
+    Contiguous(ContiguousOptions),
     /// Dirty logs on the hosted machine: keeps a copy of memory by what a log reports, and compares it
     #[command(after_help = oracle::HELP)]
     Oracle(OracleOptions),
