@@ -11,6 +11,7 @@
 mod busy;
 mod claim;
 mod flush;
+mod groups;
 mod guest;
 mod hardware;
 mod late;
