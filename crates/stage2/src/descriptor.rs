@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One entry of a translation table: 64 bits that are invalid, a table, or a leaf (Arm ARM DDI 0487K.a, D8.3).
 //!
-//! Decoding is the inverse of encoding, for the same [`Features`] and an access that they can encode
-//! ([`Access::check`]).
+//! Module `encoding` has the fields of a leaf.
 
 use core::fmt;
 use core::marker::PhantomData;
 
+use crate::encoding::{access_of, allowing_more, decode, encode, memory_bits, permissions, place};
 use crate::granule::Format;
-use crate::{Access, Attributes, Execute, Features, Granule, Kib4, Level, Memory, Pa, Shareability};
+use crate::{Access, Attributes, Features, Granule, Kib4, Level, Memory, Pa};
 
 /// The bits of a translation table entry, in the format of a granule.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -19,25 +19,25 @@ impl Descriptor {
     /// The entry is valid.
     pub(crate) const VALID: u64 = 1 << 0;
     /// Set in an entry for a table, and for a page at level 3. Clear in an entry for a block.
-    const TABLE_OR_PAGE: u64 = 1 << 1;
-    const MEMORY_SHIFT: u32 = 2;
-    const MEMORY: u64 = 0xf << Self::MEMORY_SHIFT;
+    pub(crate) const TABLE_OR_PAGE: u64 = 1 << 1;
+    pub(crate) const MEMORY_SHIFT: u32 = 2;
+    pub(crate) const MEMORY: u64 = 0xf << Self::MEMORY_SHIFT;
     /// S2AP\[0\].
-    const READ: u64 = 1 << 6;
+    pub(crate) const READ: u64 = 1 << 6;
     /// S2AP\[1\]. Hardware may set it if [`DIRTY_BY_HARDWARE`](Self::DIRTY_BY_HARDWARE) is set.
     pub(crate) const WRITE: u64 = 1 << 7;
-    const SHAREABILITY_SHIFT: u32 = 8;
-    const SHAREABILITY: u64 = 3 << Self::SHAREABILITY_SHIFT;
+    pub(crate) const SHAREABILITY_SHIFT: u32 = 8;
+    pub(crate) const SHAREABILITY: u64 = 3 << Self::SHAREABILITY_SHIFT;
     /// The access flag.
     pub(crate) const ACCESSED: u64 = 1 << 10;
     /// DBM.
     pub(crate) const DIRTY_BY_HARDWARE: u64 = 1 << 51;
     /// The contiguous hint.
     pub(crate) const CONTIGUOUS: u64 = 1 << 52;
-    const EXECUTE_NEVER_SHIFT: u32 = 53;
-    const EXECUTE_NEVER: u64 = 3 << Self::EXECUTE_NEVER_SHIFT;
-    const SOFTWARE_SHIFT: u32 = 55;
-    const SOFTWARE: u64 = 0xf << Self::SOFTWARE_SHIFT;
+    pub(crate) const EXECUTE_NEVER_SHIFT: u32 = 53;
+    pub(crate) const EXECUTE_NEVER: u64 = 3 << Self::EXECUTE_NEVER_SHIFT;
+    pub(crate) const SOFTWARE_SHIFT: u32 = 55;
+    pub(crate) const SOFTWARE: u64 = 0xf << Self::SOFTWARE_SHIFT;
     /// The guest's permissions. A change of these bits alone needs no break-before-make.
     pub(crate) const PERMISSIONS: u64 = Self::READ | Self::WRITE | Self::EXECUTE_NEVER;
 }
@@ -47,15 +47,15 @@ impl<G: Granule> Descriptor<G> {
     pub const INVALID: Self = Self::from_raw(0);
 
     /// The bits of the output address, or of the next table's.
-    const ADDRESS: u64 = match G::FORMAT {
+    pub(crate) const ADDRESS: u64 = match G::FORMAT {
         Format::Bits48 => 0x0000_ffff_ffff_ffff & !(G::SIZE - 1),
         Format::Lpa2 => 0x0003_ffff_ffff_ffff & !(G::SIZE - 1) | Self::TOP_LPA2,
         Format::Lpa => 0x0000_ffff_ffff_f000,
     };
     /// Address bits 51 and 50 with FEAT_LPA2. They take the place of the shareability.
-    const TOP_LPA2: u64 = 3 << 8;
+    pub(crate) const TOP_LPA2: u64 = 3 << 8;
     /// Address bits 51 to 48 with the 64 KiB granule. They are zero without FEAT_LPA.
-    const TOP_LPA: u64 = 0xf << 12;
+    pub(crate) const TOP_LPA: u64 = 0xf << 12;
 
     /// The entry with these bits.
     pub const fn from_raw(raw: u64) -> Self {
@@ -284,116 +284,6 @@ impl<G: Granule> Descriptor<G> {
     }
 }
 
-/// The permissions of a leaf with these bits.
-const fn access_of(raw: u64) -> Access {
-    Access {
-        read: raw & Descriptor::READ != 0,
-        write: raw & Descriptor::WRITE != 0,
-        execute: match (raw & Descriptor::EXECUTE_NEVER) >> Descriptor::EXECUTE_NEVER_SHIFT {
-            0b00 => Execute::ALWAYS,
-            0b01 => Execute::EL0,
-            0b11 => Execute::EL1,
-            _ => Execute::NEVER,
-        },
-    }
-}
-
-/// The bits of the leaf `raw` that also allows `access`.
-const fn allowing_more(raw: u64, access: Access, features: &Features) -> u64 {
-    let data = raw | data_bits(access);
-    // The two cases of faults need no decoding; the rest is the general case.
-    match access.execute {
-        Execute::NEVER => data,
-        Execute::ALWAYS => data & !Descriptor::EXECUTE_NEVER,
-        _ => (raw & !Descriptor::PERMISSIONS) | permissions(access_of(raw).union(access), features),
-    }
-}
-
-/// An address in its place in a descriptor.
-#[inline(always)]
-const fn place<G: Granule>(address: Pa) -> u64 {
-    let raw = address.raw();
-    match G::FORMAT {
-        Format::Bits48 => raw & Descriptor::<G>::ADDRESS,
-        Format::Lpa2 => {
-            raw & Descriptor::<G>::ADDRESS & !Descriptor::<G>::TOP_LPA2 | raw >> (50 - 8) & Descriptor::<G>::TOP_LPA2
-        }
-        Format::Lpa => {
-            raw & Descriptor::<G>::ADDRESS & !Descriptor::<G>::TOP_LPA | raw >> (48 - 12) & Descriptor::<G>::TOP_LPA
-        }
-    }
-}
-
-/// MemAttr\[3:0\] (Arm ARM DDI 0487K.a, D8.6). With FEAT_S2FWB bit 3 is zero, and 0b110 forces write-back.
-const fn memory_bits(memory: Memory, features: &Features) -> u64 {
-    match memory {
-        Memory::Normal if features.forced_write_back => 0b0110,
-        Memory::Normal => 0b1111,
-        Memory::NonCacheable => 0b0101,
-        Memory::Device => 0b0001,
-    }
-}
-
-/// XN\[1:0\] (Arm ARM DDI 0487K.a, D8.4). Without FEAT_XNX bit 0 is RES0, and bit 1 denies both levels. So execution at
-/// one level only becomes execution at neither, which never allows more than was asked for. [`Access::check`] reports
-/// that case.
-const fn execute_bits(execute: Execute, features: &Features) -> u64 {
-    match execute {
-        Execute::ALWAYS => 0b00,
-        Execute::EL0 if features.execute_per_el => 0b01,
-        Execute::EL1 if features.execute_per_el => 0b11,
-        _ => 0b10,
-    }
-}
-
-/// S2AP.
-const fn data_bits(access: Access) -> u64 {
-    (if access.read { Descriptor::READ } else { 0 }) | (if access.write { Descriptor::WRITE } else { 0 })
-}
-
-const fn permissions(access: Access, features: &Features) -> u64 {
-    data_bits(access) | execute_bits(access.execute, features) << Descriptor::EXECUTE_NEVER_SHIFT
-}
-
-#[inline(always)] // a call costs a first touch 15 %
-const fn encode<G: Granule>(a: &Attributes, features: &Features) -> u64 {
-    memory_bits(a.memory, features) << Descriptor::MEMORY_SHIFT
-        | permissions(a.access, features)
-        | (if matches!(G::FORMAT, Format::Lpa2) {
-            0
-        } else {
-            (a.shareability as u64) << Descriptor::SHAREABILITY_SHIFT
-        })
-        | (if a.accessed { Descriptor::ACCESSED } else { 0 })
-        | (if a.dirty_by_hardware { Descriptor::DIRTY_BY_HARDWARE } else { 0 })
-        | (a.software as u64 & 0xf) << Descriptor::SOFTWARE_SHIFT
-}
-
-const fn decode<G: Granule>(raw: u64, features: &Features) -> Attributes {
-    let memory = (raw & Descriptor::MEMORY) >> Descriptor::MEMORY_SHIFT;
-    Attributes {
-        // An encoding that the engine never writes is read as the type that promises least.
-        memory: if memory == memory_bits(Memory::Normal, features) {
-            Memory::Normal
-        } else if memory == memory_bits(Memory::NonCacheable, features) {
-            Memory::NonCacheable
-        } else {
-            Memory::Device
-        },
-        shareability: match (raw & Descriptor::SHAREABILITY) >> Descriptor::SHAREABILITY_SHIFT {
-            _ if matches!(G::FORMAT, Format::Lpa2) => Shareability::InnerShareable,
-            0b00 => Shareability::NonShareable,
-            0b11 => Shareability::InnerShareable,
-            // 0b01 is reserved. It is read as the widest, so that no coherency is lost if it is written again.
-            _ => Shareability::OuterShareable,
-        },
-        access: Descriptor::<G>::from_raw(raw).access(),
-        accessed: Descriptor::<G>::from_raw(raw).is_accessed(),
-        dirty_by_hardware: raw & Descriptor::DIRTY_BY_HARDWARE != 0,
-        software: ((raw & Descriptor::SOFTWARE) >> Descriptor::SOFTWARE_SHIFT) as u8,
-    }
-}
-
 impl<G: Granule> fmt::Debug for Descriptor<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Descriptor({:#x})", self.0)
@@ -405,7 +295,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Kib4Lpa2, Kib16, Kib16Lpa2, Kib64};
+    use crate::{Execute, Kib4Lpa2, Kib16, Kib16Lpa2, Kib64, Shareability};
 
     fn any_access() -> impl Strategy<Value = Access> {
         any::<(bool, bool, bool, bool)>().prop_map(|(read, write, el0, el1)| Access {

@@ -46,6 +46,7 @@ impl<G: Granule> fmt::Display for Leaf<G> {
         let flags = [
             (self.descriptor.is_accessed(), " accessed"),
             (self.descriptor.is_hardware_tracked(), " hardware-tracked"),
+            (self.descriptor.is_contiguous(), " contiguous"),
         ];
         flags.iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, name)| f.write_str(name))
     }

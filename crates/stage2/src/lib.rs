@@ -138,6 +138,7 @@ mod counts;
 mod dbm;
 mod deferred_free;
 mod descriptor;
+mod encoding;
 mod error;
 mod feature_setters;
 mod features;

@@ -280,6 +280,34 @@ mod tests {
         assert_eq!(format(KIB_4).root(0xffff_4567_89ab_0039), 0x0000_4567_89ab_0038);
     }
 
+    /// Arm ARM DDI 0487K.a, D8.7.1.
+    #[test]
+    fn lengths_of_groups() {
+        let lengths = |format: Format| [0, 1, 2, 3].map(|level| format.group(level));
+        assert_eq!(lengths(format(KIB_4)), [1, 16, 16, 16]);
+        assert_eq!(lengths(format(KIB_16 | DS)), [1, 1, 32, 128]);
+        assert_eq!(lengths(format(KIB_64)), [1, 1, 32, 32]);
+        // Where there are none, the bit is reserved.
+        let block = 0x400_0000_0000 | 1 << 52 | 1 << 10 | 0b01;
+        assert_eq!(format(KIB_64).reserved_bits(block, 1, &CPU), 1 << 52);
+        assert_eq!(format(KIB_4).reserved_bits(block, 1, &CPU), 0);
+    }
+
+    /// An address that is moved back crosses the parts of its field.
+    #[test]
+    fn addresses_move_back() {
+        for (format, raw) in [
+            (format(KIB_4 | DS), 0x0000_0000_0000_4103),
+            (format(KIB_64), 0x0000_0000_0001_2003),
+            (format(KIB_4), 0x0000_8000_0000_0003),
+        ] {
+            let bytes = 2 * format.page();
+            let moved = format.moved_back(raw, 3, bytes);
+            assert_eq!(format.address(moved, 3), format.address(raw, 3) - bytes, "{format:?}");
+            assert_eq!((moved ^ raw) & !format.address_field(), 0);
+        }
+    }
+
     #[test]
     fn start_levels() {
         let levels = |format: Format| [0, 1, 2, 3].map(|sl0| format.root_level(sl0 << 6));

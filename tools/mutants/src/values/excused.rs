@@ -16,10 +16,10 @@ const EXCUSED: &[Excused] = &[
     excused(CACHE, "CacheMaintenance::new: !features.instruction_cache_coherent => true", COHERENT),
     excused(CACHE, "cache::before_execute: features.instruction_cache_coherent => false", COHERENT),
     excused(DESCRIPTOR, "Descriptor::leaf: 0 => 1", VALID),
-    excused(DESCRIPTOR, "descriptor::data_bits: 0 => 1", VALID),
-    excused(DESCRIPTOR, "descriptor::data_bits: 0 => 1 #2", VALID),
-    excused(DESCRIPTOR, "descriptor::encode: 0 => 1", VALID),
-    excused(DESCRIPTOR, "descriptor::encode: 0 => 1 #2", VALID),
+    excused(ENCODING, "encoding::data_bits: 0 => 1", VALID),
+    excused(ENCODING, "encoding::data_bits: 0 => 1 #2", VALID),
+    excused(ENCODING, "encoding::encode: 0 => 1", VALID),
+    excused(ENCODING, "encoding::encode: 0 => 1 #2", VALID),
     excused(FEATURES, "Features::least: a < b => a <= b", EQUAL),
     excused(GEOMETRY, "Geometry::new: features.pa_bits < held => features.pa_bits <= held", EQUAL),
     excused(GEOMETRY, "Geometry::new: 48 => 49", EQUAL),
@@ -539,6 +539,7 @@ const EL2: &str = "crates/hypervisor/src/registers/el2.rs";
 const CACHE: &str = "crates/stage2/src/cache.rs";
 const CONTEXT: &str = "crates/hypervisor/src/context.rs";
 const DESCRIPTOR: &str = "crates/stage2/src/descriptor.rs";
+const ENCODING: &str = "crates/stage2/src/encoding.rs";
 const FEATURES: &str = "crates/stage2/src/features.rs";
 const GEOMETRY: &str = "crates/stage2/src/geometry.rs";
 const INJECT: &str = "crates/hypervisor/src/inject.rs";
