@@ -27,13 +27,13 @@ use crate::{Granule, Kib4, Level};
 ///
 /// * [`Grant::map_range`](crate::Grant::map_range) makes groups wherever they fit, and
 ///   [`Grant::map_group`](crate::Grant::map_group) makes one, also of leaves that are mapped already;
-/// * an operation on a part of a group first takes the hint from its leaves: [`unmap`](crate::Stage2::unmap),
+/// * an operation on a part of a group first clears the hint of its leaves: [`unmap`](crate::Stage2::unmap),
 ///   [`protect`](crate::Stage2::protect), [`relax_page`](crate::Stage2::relax_page) and [`Grant::map`](crate::Grant::map).
 ///   [`split`](crate::Stage2::split) does this for all groups of a range;
 /// * [`write_protect`](crate::Stage2::write_protect), [`relax`](crate::Stage2::relax) and [`age`](crate::Stage2::age)
 ///   change the whole group, as they do with a block. Hardware may set the access flag of any leaf of a group, so `age`
 ///   reports all of them if one has it;
-/// * no leaf with DBM is in a group, since hardware may record a write in any leaf of it: setting DBM takes the hint.
+/// * no leaf with DBM is in a group, since hardware may record a write in any leaf of it: setting DBM clears the hint.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contiguous<G: Granule = Kib4>(
     /// The granule.

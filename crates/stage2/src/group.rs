@@ -8,8 +8,9 @@
 //! While the lock is held, the entries of a group are changed one after the other. Until the flush that follows, a TLB
 //! may hold the group as it was, or any of its leaves. So
 //!
-//! * all leaves of a group lose access, or are unmapped, under one lock, and one flush of the whole group ends both;
-//! * the hint is taken, and access is added, by break-before-make of the whole group (Arm ARM DDI 0487K.a, D8.16.1). At
+//! * all leaves of a group lose access, or are unmapped, under one lock, and one flush of the whole group ends both. Until
+//!   then an access may use what a leaf allowed before or allows now, as Linux has it at stage 1 (its groups of pages, 2024);
+//! * the hint is cleared, and access is added, by break-before-make of the whole group (Arm ARM DDI 0487K.a, D8.16.1). At
 //!   level 2 of FEAT_BBM, on a CPU that raises no conflict abort, both are stores to the valid leaves (module `resize`).
 //!
 //! **A broken group.** Its leaves lose their valid bit and keep the others, so they need no other place. The table's count
@@ -65,7 +66,7 @@ enum Remake {
 }
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
-    /// Takes the hint from all groups that begin in `range` or reach into it. Returns their number.
+    /// Clears the hint of all groups that begin in `range` or reach into it. Returns their number.
     pub(crate) fn ungroup_range(&self, range: &IpaRange) -> u64 {
         let mut groups = 0;
         let mut at = range.start;
@@ -85,7 +86,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
     }
 
-    /// Takes the hint from the group that a walk has found. It may be gone by now.
+    /// Clears the hint of the group that a walk has found. It may be gone by now.
     #[cold]
     pub(crate) fn ungroup(&self, location: &EntryLocation<'_, G>, ipa: Ipa) {
         if let Ok(locked) = self.lock(location).and_then(Locked::quiet) {
@@ -119,7 +120,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         None
     }
 
-    /// Takes the hint from the groups at `indexes`, which are whole groups. `known` is an address, and the index of its
+    /// Clears the hint of the groups at `indexes`, which are whole groups. `known` is an address, and the index of its
     /// entry. Returns the number of groups.
     fn ungroup_locked(&self, mut locked: Locked<'_, P, G>, indexes: Range<usize>, known: (Ipa, usize)) -> u64 {
         if !self.features().resizes_live() {
@@ -137,7 +138,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 
     /// Gives more access to the group that a walk has found, or sets its access flags. `old` is the leaf that the walk saw.
-    /// With `PAGES_ONLY`, takes its hint if it would allow more. Returns [`Retry`] if the group has changed.
+    /// With `PAGES_ONLY`, clears its hint if it would allow more. Returns [`Retry`] if the group has changed.
     #[cold]
     pub(crate) fn change_group<const PAGES_ONLY: bool>(
         &self,

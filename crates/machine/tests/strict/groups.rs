@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Contiguous groups in one piece: what makes them, what changes them as a whole, and what takes their hint.
+//! Contiguous groups in one piece: what makes them, what changes them as a whole, and what clears their hint.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -266,7 +266,7 @@ fn protect_is_exact_and_write_protect_takes_whole_groups() {
 }
 
 #[test]
-fn relax_widens_a_group_and_relax_page_takes_its_hint() {
+fn relax_widens_a_group_and_relax_page_clears_its_hint() {
     with_each(|tree| {
         let (start, page, size) = (tree.range().start, tree.page(), tree.size());
         tree.write_protect(tree.range());
@@ -330,7 +330,7 @@ fn a_page_with_dbm_is_in_no_group() {
 
 /// One flush for all groups of a table, or none where FEAT_BBM allows it.
 #[test]
-fn split_takes_the_hint_of_a_range() {
+fn split_clears_the_hint_of_a_range() {
     with_each(|tree| {
         let (start, page, size) = (tree.range().start, tree.page(), tree.size());
         let before = tree.invalidations();
