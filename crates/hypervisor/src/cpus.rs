@@ -10,7 +10,7 @@
 use core::cell::UnsafeCell;
 use core::mem::offset_of;
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use smccc::psci::Error as Refused;
 use spin::Mutex;
@@ -74,6 +74,19 @@ pub fn looks() -> &'static Looks {
     &this().looks
 }
 
+/// Whether this CPU is about to look for what kicks the vCPU that it has loaded. Until it says otherwise,
+/// [`looks_at_kicks`] is so for it.
+pub(crate) fn will_look(will: bool) {
+    this().will_look.store(will, Ordering::Relaxed);
+}
+
+/// Whether `cpu` is the calling CPU, and looks for what kicks its vCPU before the vCPU does anything else. So it need not
+/// interrupt itself.
+pub(crate) fn looks_at_kicks(cpu: usize) -> bool {
+    let this = this();
+    this.will_look.load(Ordering::Relaxed) && this.index.load(Ordering::Relaxed) == cpu
+}
+
 /// The stacks of this CPU: the ordinary one and the emergency stack.
 #[must_use]
 pub fn stacks() -> [Range<usize>; 2] {
@@ -110,6 +123,8 @@ pub(crate) struct Cpu {
     index: AtomicUsize,
     main: Mutex<Option<fn(usize)>>,
     looks: Looks,
+    /// See [`will_look`]. Only this CPU uses it.
+    will_look: AtomicBool,
 }
 
 /// The memory that one CPU owns.
@@ -138,7 +153,12 @@ pub(crate) static AREAS: [Area; MAX_CPUS] = [const {
         stack: Memory::zero(),
         emergency_guard: Memory::zero(),
         emergency: Memory::zero(),
-        cpu: Cpu { index: AtomicUsize::new(0), main: Mutex::new(None), looks: Looks::none() },
+        cpu: Cpu {
+            index: AtomicUsize::new(0),
+            main: Mutex::new(None),
+            looks: Looks::none(),
+            will_look: AtomicBool::new(false),
+        },
     }
 }; MAX_CPUS];
 

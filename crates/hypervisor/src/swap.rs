@@ -9,7 +9,8 @@
 //!
 //! - W1. The vCPU's CPU asks the store for the page ([`GuestMemory::bring`]), with a ticket of the vCPU's arrivals.
 //! - W2. It sets an alarm of its own for the guest's task, at the end of the first transfer.
-//! - W3. If the vCPU is to wait, its turn ends: T5 and T6, with step U of `gic::guest`.
+//! - W3. If the vCPU is to wait, its turn ends: T5 and T6, with step U of `gic::guest`. If its CPU has nothing else to do, the
+//!   vCPU stays loaded, with the steps R1 to R5 of `vcpu::rest` instead of this one and the next two.
 //! - W4. It looks whether something has arrived for the vCPU, or whether the vCPU can take an interrupt now, if its mode
 //!   lets an interrupt end the wait. If so, the vCPU has another turn. A vCPU whose guest waits in WFI, with a task parked,
 //!   takes W3 and this step, too.

@@ -32,7 +32,8 @@
 //!
 //! Traps: `HCR_EL2.IMO` and `FMO` route physical interrupts to EL2, and make SGI registers trap. While a vCPU is loaded,
 //! `ICH_HCR_EL2` has [`control::ALWAYS`], of which `TDIR` needs `ICH_VTR_EL2.TDS`. The embedder never writes
-//! `ICH_HCR_EL2`, `ICH_VMCR_EL2`, `ICH_AP*R*_EL2` and `ICH_LR*_EL2` itself.
+//! `ICH_HCR_EL2`, `ICH_VMCR_EL2`, `ICH_AP*R*_EL2` and `ICH_LR*_EL2` itself. While the vCPU is not in its guest, it may clear
+//! [`control::EN`], and set it again.
 //!
 //! # Where an interrupt's state is
 //!

@@ -48,7 +48,7 @@ use super::interface::ThisCpu;
 use super::physical;
 use super::sources::Sources;
 use crate::mmio::Operation;
-use crate::{read_sysreg, schedule};
+use crate::{cpus, read_sysreg, schedule};
 
 /// A guest's interrupt controller.
 pub struct GuestGic {
@@ -317,11 +317,13 @@ impl GuestGic {
 
     /// Kicks a vCPU for something that is not in the model, and that the caller has written before. The lock orders this
     /// with L and U: either the vCPU's CPU sees what was written when it has unloaded the vCPU, or this finds that no CPU
-    /// has it.
+    /// has it. It interrupts nothing if this CPU has the vCPU, and [looks](cpus::will_look) by itself.
     pub fn kick_for(&self, vcpu: usize) {
         let Some(id) = id(vcpu) else { return };
         drop(self.model.lock());
-        self.kick(id);
+        if self.place(id).loaded().is_none_or(|cpu| !cpus::looks_at_kicks(cpu)) {
+            self.kick(id);
+        }
     }
 
     /// V2: this CPU's list registers and the model agree again.

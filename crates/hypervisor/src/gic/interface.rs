@@ -7,7 +7,7 @@
 
 use core::arch::asm;
 
-use twofold_devices::vgic::CpuInterface;
+use twofold_devices::vgic::{CpuInterface, control};
 
 use crate::sysreg::isb;
 use crate::{read_sysreg, write_sysreg};
@@ -145,6 +145,13 @@ fn vtr() -> u64 {
 }
 
 impl ThisCpu {
+    /// Whether the interface signals the interrupts of its vCPU. Those that it does not signal stay pending.
+    pub fn signal(&mut self, does: bool) {
+        let others = self.control() & !control::EN;
+        self.set_control(others | if does { control::EN } else { 0 });
+        isb();
+    }
+
     /// Empties the list registers: what an earlier vCPU of this CPU, or firmware, has left there.
     pub fn clear(&mut self) {
         self.set_control(0);

@@ -134,12 +134,13 @@ impl ThisCpu {
         schedule::pick(self.number)
     }
 
-    /// A turn of a task of the hypervisor, which does its work in pieces. Between two of them this CPU takes its
-    /// interrupts.
+    /// A turn of a task of the hypervisor, which does its work in pieces. Before each of them this CPU takes its interrupts:
+    /// before the first one, too, because what led to this turn may have been long.
     pub(crate) fn work(&mut self, decision: Decision, mut piece: impl FnMut() -> Progress) -> Decision {
         let task = decision.run;
         self.until = decision.until;
         self.arm();
+        self.take_interrupts();
         loop {
             if piece() == Progress::Finished {
                 return self.block_out_of_line();
@@ -194,13 +195,17 @@ impl ThisCpu {
     /// Wakes what was waiting for a time that has come. `here` is the vCPU that is loaded on this CPU, if one is.
     pub(crate) fn deadlines_passed(&mut self, here: Option<EntityId>) {
         let now = timer::machine_time();
-        while let Some(due) = self.deadlines.take(now) {
+        while let Some(due) = self.deadlines.passed(now) {
             let (Due::Vcpu(index) | Due::Alarm(index)) = due;
-            let Some(entity) = self.entities.get(index) else { continue };
-            match due {
-                Due::Vcpu(_) => schedule::wake(entity.id()),
-                Due::Alarm(_) => self.deadlines.set(due, entity.alarm_due(here)),
-            }
+            let next = match (self.entities.get(index), due) {
+                (Some(entity), Due::Alarm(_)) => entity.alarm_due(here),
+                (Some(entity), Due::Vcpu(_)) => {
+                    schedule::wake(entity.id());
+                    NEVER
+                }
+                (None, _) => NEVER,
+            };
+            self.deadlines.set(due, next);
         }
     }
 

@@ -55,15 +55,14 @@ impl Deadlines {
         }
     }
 
-    /// Removes one deadline that has passed, and returns what is due.
-    pub fn take(&mut self, now: u64) -> Option<Due> {
+    /// What is due at the first deadline, if that has passed. The caller sets it anew.
+    #[must_use]
+    pub fn passed(&self, now: u64) -> Option<Due> {
         if now < self.first {
             return None;
         }
         let at = self.times.iter().position(|time| *time == self.first)?;
-        let due = if at % 2 == 0 { Due::Vcpu(at / 2) } else { Due::Alarm(at / 2) };
-        self.set(due, NEVER);
-        Some(due)
+        Some(if at % 2 == 0 { Due::Vcpu(at / 2) } else { Due::Alarm(at / 2) })
     }
 }
 

@@ -92,6 +92,22 @@ pub(crate) fn pick(cpu: usize) -> Decision {
     get().call(|scheduler, now| scheduler.pick(cpu, now))
 }
 
+/// The vCPU that runs on this CPU waits. Returns whether it is blocked now and nothing else is to run here: if so, the CPU is
+/// idle until it [resumes](resume) the vCPU, or chooses.
+pub(crate) fn rest(cpu: usize) -> bool {
+    get().call(|scheduler, now| scheduler.block_and_rest(cpu, now))
+}
+
+/// W2, for the vCPU that rests on this CPU. Returns whether it runs here now, without a limit. If not, nothing has changed.
+pub(crate) fn resume(entity: EntityId, cpu: usize) -> bool {
+    get().call(|scheduler, now| scheduler.resume(entity, cpu, now))
+}
+
+/// Whether the entity waits to be woken.
+pub(crate) fn is_blocked(entity: EntityId) -> bool {
+    get().call(|scheduler, _| scheduler.is_blocked(entity))
+}
+
 /// The vCPU that runs on this CPU spins. Returns what the CPU does next, if that is something else.
 pub(crate) fn spinning(cpu: usize) -> Option<Decision> {
     get().call(|scheduler, now| scheduler.spinning(cpu, now))

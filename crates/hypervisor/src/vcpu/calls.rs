@@ -43,7 +43,7 @@ impl Host for Here<'_> {
         // The calls by which a guest measures itself are allowed by a bundle, and are answered before all others. What is
         // left are those of asynchronous page faults. They ask nothing of the vCPU's PSTATE.
         let (vm, pages, swap) = (self.0, self.2.as_mut()?, self.0.swap()?);
-        pages.call(&mut Around { vm, swap, index, pstate: 0, is_loaded: true }, [function, first, second])
+        pages.call(&mut Around::loaded(vm, swap, index, 0), [function, first, second])
     }
 
     fn mitigation(&self, workaround: Workaround) -> Mitigation {

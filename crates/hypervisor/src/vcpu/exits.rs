@@ -8,7 +8,6 @@
 
 use twofold_abi::virt;
 use twofold_devices::vgic::SgiRegister;
-use twofold_memory::async_fault::Next;
 use twofold_memory::{Answer, Done, GuestFault};
 use twofold_stage2::fault::{AccessKind, Fault, ipa_from_hpfar};
 use twofold_stage2::{Ipa, Level};
@@ -18,7 +17,7 @@ use twofold_vmm::power;
 use twofold_vmm::restart::Why;
 
 use super::calls;
-use super::pages::{self, Around};
+use super::pages::Around;
 use super::state::{Leave, Own, Power};
 use crate::abort::{self, Located};
 use crate::emulation::Device;
@@ -31,7 +30,6 @@ use crate::registers::shut;
 use crate::schedule::cpu::ThisCpu;
 use crate::schedule::deadlines::NEVER;
 use crate::stats::{INTERRUPT, Purpose, Stats};
-use crate::swap::Swap;
 use crate::switch::Running;
 use crate::timer::{self, Due};
 use crate::virtio::Place;
@@ -42,12 +40,23 @@ use crate::{inject, read_sysreg, schedule};
 
 /// A vCPU that is loaded on this CPU.
 pub(super) struct Loaded<'a> {
-    vm: &'static Vm,
-    index: usize,
-    cpu: &'a mut ThisCpu,
-    running: Running<'a>,
-    own: &'a mut Own,
+    pub(super) vm: &'static Vm,
+    pub(super) index: usize,
+    pub(super) cpu: &'a mut ThisCpu,
+    pub(super) running: Running<'a>,
+    pub(super) own: &'a mut Own,
     stats: &'static Stats,
+}
+
+/// An interrupt that was handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// The guest has it.
+    ForGuest,
+    /// It asks to look at what has changed for the vCPU.
+    Kick,
+    /// EL2's own, or one for another vCPU.
+    Other,
 }
 
 /// Exception classes of ESR_EL2 (Arm ARM DDI 0487K.a, D23.2).
@@ -239,7 +248,7 @@ impl<'a> Loaded<'a> {
     }
 
     /// This exit may have looked for interrupts.
-    fn in_pieces(&mut self) {
+    pub(super) fn in_pieces(&mut self) {
         if let Err(impossible) = self.cpu.meter.in_pieces(self.stats) {
             self.vm.fail(format_args!("{impossible}"));
         }
@@ -259,44 +268,6 @@ impl<'a> Loaded<'a> {
             }
         }
         None
-    }
-
-    /// The page of this fault is not in memory.
-    fn absent(&mut self, fault: &Fault, ipa: Ipa) -> Option<Leave> {
-        let (pc, pstate) = (self.running.context().pc, self.running.context().pstate);
-        let (vm, index) = (self.vm, self.index);
-        let (Some(pages), Some(swap)) = (&mut self.own.pages, vm.swap()) else {
-            return self.fail(format_args!("{ipa:x?} is absent, and there is no page store"));
-        };
-        let fault = GuestFault { ipa, kind: fault.kind, access: fault.access };
-        let next = pages.fault(&mut Around { vm, swap, index, pstate, is_loaded: true }, &fault, pc);
-        self.obey_pages(next, swap)
-    }
-
-    /// V1: takes what has arrived. Returns the reason to leave, if the vCPU still waits.
-    #[cold]
-    #[inline(never)]
-    fn look_for_pages(&mut self) -> Option<Leave> {
-        let pstate = self.running.context().pstate;
-        let (vm, index) = (self.vm, self.index);
-        let (Some(pages), Some(swap)) = (&mut self.own.pages, vm.swap()) else { return None };
-        let next = pages.before_entry(&mut Around { vm, swap, index, pstate, is_loaded: true });
-        self.obey_pages(next, swap)
-    }
-
-    fn obey_pages(&mut self, next: Next, swap: &Swap) -> Option<Leave> {
-        pages::set_deadline(self.cpu, swap);
-        match next {
-            Next::Enter => {
-                self.arm();
-                None
-            }
-            Next::Wait(_) => Some(Leave::Page),
-            Next::Stop { page } => {
-                let why = swap.why(Some(page));
-                self.fail(format_args!("the page at {page} is in the store, and cannot be brought{why}"))
-            }
-        }
     }
 
     /// As [`device`](Self::device), out of line.
@@ -416,7 +387,7 @@ impl<'a> Loaded<'a> {
     }
 
     /// Sets EL2's timer to whatever comes first.
-    fn arm(&self) {
+    pub(super) fn arm(&self) {
         timer::arm(self.first_due());
     }
 
@@ -449,31 +420,39 @@ impl<'a> Loaded<'a> {
         }
         // It may have been withdrawn meanwhile.
         let intid = physical::acknowledge()?;
+        match self.take(intid) {
+            Taken::ForGuest => None,
+            Taken::Kick if self.own.pages.is_some() => self.kicked(),
+            Taken::Kick | Taken::Other => self.after_interrupt(),
+        }
+    }
+
+    /// Handles an interrupt that was acknowledged.
+    #[inline(always)]
+    pub(super) fn take(&mut self, intid: u32) -> Taken {
         physical::drop_priority(intid);
         let (devices, sources) = (self.vm.devices(), self.vm.sources());
         if intid == sources.virtual_timer {
             // It stays active until the guest ends the virtual one.
             devices.gic.virtual_timer_fired(self.index);
-            return None;
+            return Taken::ForGuest;
         }
         if intid == sources.physical_timer {
             devices.gic.physical_timer_fired(self.index);
-            return None;
+            return Taken::ForGuest;
         }
+        let mut taken = Taken::Other;
         if intid == sources.own_timer {
             self.cpu.deadlines_passed(Some(self.vm.vcpus[self.index].entity));
             self.timer_changed();
         } else if intid == KICK || intid == sources.maintenance {
             devices.gic.synchronize(self.index);
-            if self.own.pages.is_some() {
-                physical::deactivate(intid);
-                return self.kicked();
-            }
+            taken = Taken::Kick;
         } else {
             self.cpu.shared_interrupt(intid, Some(self.vm.vcpus[self.index].entity));
         }
         physical::deactivate(intid);
-        self.after_interrupt()
+        taken
     }
 
     /// V1, after a kick.
@@ -507,7 +486,7 @@ impl<'a> Loaded<'a> {
 
     /// The guest cannot continue.
     #[cold]
-    fn fail(&mut self, why: core::fmt::Arguments) -> Option<Leave> {
+    pub(super) fn fail(&mut self, why: core::fmt::Arguments) -> Option<Leave> {
         self.vm.stop_for(why);
         Some(Leave::Stop)
     }
@@ -569,7 +548,7 @@ impl<'a> Loaded<'a> {
                 self.own.power = Power::Off;
                 let (vm, index) = (self.vm, self.index);
                 if let (Some(pages), Some(swap)) = (&mut self.own.pages, vm.swap()) {
-                    pages.off(&mut Around { vm, swap, index, pstate: 0, is_loaded: true });
+                    pages.off(&mut Around::loaded(vm, swap, index, 0));
                 }
                 return Some(Leave::Stop);
             }

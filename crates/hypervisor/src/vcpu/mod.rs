@@ -10,6 +10,7 @@
 //! | [`calls`] | what a call of the guest needs of the hypervisor |
 //! | [`stolen`] | its stolen time |
 //! | [`pages`] | what it does while a page is absent |
+//! | [`rest`] | how it waits for a page on a CPU that has nothing else to do |
 //! | [`saved`] | its state as sections, and back |
 //!
 //! # Locking
@@ -29,7 +30,8 @@
 //! - T5. [`Running::put`](crate::switch::Running::put): the timers are off from here on.
 //! - T6. [`GuestGic::unload`] with the levels that the timers had. It returns whether an interrupt is signalled. The
 //!   time is read once, so a line that is not high in T6 has its rise in the deadline of T8.
-//! - T6a. A vCPU that waits for a page has the steps W4 and W5 of [`swap`](crate::swap) instead of the next two.
+//! - T6a. A vCPU that waits for a page has the steps W4 and W5 of [`swap`](crate::swap) instead of the next two. While its CPU
+//!   has nothing else to do, it waits in T4 instead, and stays loaded ([`rest`]).
 //! - T7. The state's lock is given back.
 //! - T8. A vCPU that waits is blocked, unless T6 found an interrupt. Its timers become deadlines of this CPU before.
 //!
@@ -54,6 +56,7 @@ use crate::vm::{VcpuSlot, Vm};
 mod calls;
 mod exits;
 pub(crate) mod pages;
+mod rest;
 pub(crate) mod saved;
 pub mod state;
 mod stolen;
@@ -176,6 +179,7 @@ fn turn(
         Leave::Preempted => cpu.next,
         Leave::Wait => schedule::pick(cpu.number),
         Leave::Page => pages::wait(vm, slot, cpu, look),
+        Leave::Rested => pages::rested(vm, slot, cpu, look),
         Leave::Stop => cpu.block_out_of_line(),
     })
 }

@@ -18,12 +18,12 @@ use twofold_vmm::scheduler::Decision;
 use super::state::Vcpu;
 use super::time::Look;
 use crate::granule::Memory;
-use crate::schedule;
 use crate::schedule::cpu::ThisCpu;
 use crate::schedule::deadlines::Due;
 use crate::swap::Swap;
 use crate::swap::figures::Waits;
 use crate::vm::{VcpuSlot, Vm};
+use crate::{cpus, schedule};
 
 /// The absent pages of one vCPU.
 pub(super) struct Pages {
@@ -56,6 +56,8 @@ impl Pages {
         let arrivals = around.swap.arrivals(around.index);
         let context = if self.faults.is_enabled() { around.context(pc) } else { around.closed(pc) };
         let waits = around.swap.waits(around.index);
+        // The first request is F3 for this page.
+        around.looks = true;
         let next = self.faults.fault(arrivals, around, &AbsentPage::of(fault), &context);
         waits.announced(self.faults.announced());
         self.noted(next, waits)
@@ -100,23 +102,39 @@ impl Pages {
 #[cold]
 #[inline(never)]
 pub(super) fn wait(vm: &Vm, slot: &VcpuSlot, cpu: &mut ThisCpu, look: Look) -> Decision {
-    let index = slot.id.index();
     // The turn has not ended, so no other CPU has run the vCPU.
-    let mut vcpu = slot.state.lock();
-    let Vcpu { registers, own } = &mut *vcpu;
-    let (Some(swap), Some(pages)) = (vm.swap(), &own.pages) else { return schedule::pick(cpu.number) };
+    if has_reason(vm, slot, cpu, &mut slot.state.lock(), look) {
+        return schedule::pick(cpu.number);
+    }
+    cpu.block_out_of_line()
+}
+
+/// R5, for a vCPU that was unloaded. It has been blocked or in a queue for a while, so another CPU may run it by now: that one
+/// has its lock, and has looked.
+#[cold]
+#[inline(never)]
+pub(super) fn rested(vm: &Vm, slot: &VcpuSlot, cpu: &mut ThisCpu, look: Look) -> Decision {
+    let has_reason = slot.state.try_lock().is_some_and(|mut vcpu| has_reason(vm, slot, cpu, &mut vcpu, look));
+    if has_reason {
+        schedule::wake(slot.entity);
+    }
+    cpu.next
+}
+
+/// W4: whether the vCPU, which is not loaded, need not wait. If it has to, its timers become deadlines.
+fn has_reason(vm: &Vm, slot: &VcpuSlot, cpu: &mut ThisCpu, vcpu: &mut Vcpu, look: Look) -> bool {
+    let (index, Vcpu { registers, own }) = (slot.id.index(), vcpu);
+    let (Some(swap), Some(pages)) = (vm.swap(), &own.pages) else { return true };
     let wakes_for_interrupts = pages.wait == Wait::PageOrInterrupt;
     let has_reason = swap.arrivals(index).has_any()
         || wakes_for_interrupts && vm.devices().gic.can_take(index, registers.context.pstate, false);
-    if has_reason {
-        drop(vcpu);
-        return schedule::pick(cpu.number);
-    }
-    if wakes_for_interrupts && let Some(rise) = own.timers.next_rise(registers, look, vm.counter_offset()) {
+    if !has_reason
+        && wakes_for_interrupts
+        && let Some(rise) = own.timers.next_rise(registers, look, vm.counter_offset())
+    {
         cpu.deadlines.set(Due::Vcpu(slot.entity.index()), rise);
     }
-    drop(vcpu);
-    cpu.block_out_of_line()
+    has_reason
 }
 
 /// Whether a page has arrived for a vCPU that is not loaded any more, since it looked last.
@@ -142,9 +160,21 @@ pub(super) struct Around<'a> {
     pub(super) pstate: u64,
     /// The vCPU is loaded on this CPU; else it is loaded nowhere.
     pub(super) is_loaded: bool,
+    /// What has arrived is taken after the next request (F4 of `twofold_memory::async_fault`).
+    looks: bool,
 }
 
-impl Around<'_> {
+impl<'a> Around<'a> {
+    /// Around a vCPU that is loaded on this CPU.
+    pub(super) fn loaded(vm: &'a Vm, swap: &'a Swap, index: usize, pstate: u64) -> Self {
+        Self { vm, swap, index, pstate, is_loaded: true, looks: false }
+    }
+
+    /// Around one that is loaded nowhere.
+    pub(super) fn unloaded(vm: &'a Vm, swap: &'a Swap, index: usize) -> Self {
+        Self { vm, swap, index, pstate: 0, is_loaded: false, looks: false }
+    }
+
     /// That of a vCPU that takes no interrupt.
     fn closed(&self, pc: u64) -> Context {
         let interface = CpuInterface { enabled: [false; 2], mask: 0, running: 0, binary_point: [0; 2] };
@@ -189,9 +219,13 @@ impl Host for Around<'_> {
     }
 
     fn start(&mut self, ticket: Ticket, absent: &AbsentPage) {
+        // A page that comes at once needs no kick then.
+        let looks = core::mem::take(&mut self.looks);
+        cpus::will_look(looks);
         if self.memory().bring(absent.page, self.waiter(ticket)).is_err() {
             let _stale = self.swap.arrivals(self.index).complete(ticket, Arrival::Failed);
         }
+        cpus::will_look(false);
     }
 
     fn cancel(&mut self, ticket: Ticket) {

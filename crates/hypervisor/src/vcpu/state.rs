@@ -55,6 +55,8 @@ pub(super) enum Leave {
     Wait,
     /// The vCPU waits for a page.
     Page,
+    /// The vCPU has waited for a page while it was loaded, and the CPU does something else: [`ThisCpu::next`].
+    Rested,
     /// The vCPU is off, or its guest has stopped.
     Stop,
 }
@@ -73,7 +75,7 @@ impl Vcpu {
     pub(crate) fn switch_off(&mut self, vm: &Vm, index: usize) {
         self.own.power = Power::Off;
         if let (Some(pages), Some(swap)) = (&mut self.own.pages, vm.swap()) {
-            pages.off(&mut Around { vm, swap, index, pstate: 0, is_loaded: false });
+            pages.off(&mut Around::unloaded(vm, swap, index));
         }
         self.own.stolen.reset();
     }

@@ -62,6 +62,11 @@ impl ContendedTime {
         self.waiting != 0
     }
 
+    /// No entity waits, and one does for no time now.
+    pub(super) fn passes(&mut self, now: Ticks) {
+        self.since = now;
+    }
+
     /// One more entity waits.
     pub(super) fn add(&mut self, now: Ticks) {
         if self.waiting == 0 {

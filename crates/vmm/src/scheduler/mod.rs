@@ -62,7 +62,9 @@
 //! - B2 takes the lock and calls [`block`](Scheduler::block). If that returns `false`, it goes back to B1;
 //! - B3 calls [`pick`](Scheduler::pick), gives the lock back, and runs what it is given.
 //!
-//! B2 and B3 are one call, [`block_for_next`](Scheduler::block_for_next), where that returns an entity.
+//! B2 and B3 are one call, [`block_for_next`](Scheduler::block_for_next), where that returns an entity. They are one call,
+//! [`block_and_rest`](Scheduler::block_and_rest), where nothing is to run; and where the same CPU finds the entity's reason
+//! then, its W2 and I3 are [`resume`](Scheduler::resume).
 //!
 //! A CPU or device that wakes it:
 //!

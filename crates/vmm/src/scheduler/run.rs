@@ -113,6 +113,59 @@ impl Scheduler {
         Some(entity)
     }
 
+    /// [`block`](Self::block), and then [`pick`](Self::pick), if nothing waits for a CPU: this CPU is idle from now on. Returns
+    /// `false` if something waits, or if the entity was woken since it was last blocked: then nothing has changed but the time.
+    pub fn block_and_rest(&mut self, cpu: usize, now: Ticks) -> bool {
+        let now = self.advance(now);
+        let this = &mut self.cpus[cpu];
+        let Some(running) = this.running.filter(|_| !self.contended.is_running()) else { return false };
+        let blocked = &mut self.entities[running.entity.0 as usize];
+        if blocked.is_woken {
+            return false;
+        }
+        let contended = self.contended.at(now);
+        let group = &mut self.groups[blocked.group.0 as usize];
+        let clock = group.clock(contended);
+        blocked.virtual_time += clock - running.clock;
+        blocked.ran += now - running.since;
+        blocked.state = State::Blocked;
+        group.subtract_runnable_at(clock, contended);
+        this.running = None;
+        self.idle |= 1 << cpu;
+        true
+    }
+
+    /// [`wake`](Self::wake), and then [`pick`](Self::pick) by the CPU that this interrupts, for the CPU on which the entity was
+    /// blocked last: it is idle still, and nothing waits for a CPU. The entity runs there until the CPU is interrupted. Returns
+    /// `false` in any other case: then nothing has changed but the time.
+    pub fn resume(&mut self, entity: EntityId, cpu: usize, now: Ticks) -> bool {
+        let now = self.advance(now);
+        let woken = &self.entities[entity.0 as usize];
+        let is_idle = self.idle >> cpu & 1 == 1 && !self.contended.is_running();
+        if !is_idle || woken.state != State::Blocked || woken.home != cpu {
+            return false;
+        }
+        self.raise_floor(now);
+        let contended = self.contended.at(now);
+        let group = &mut self.groups[self.entities[entity.0 as usize].group.0 as usize];
+        group.add_runnable(contended);
+        let clock = group.clock(contended);
+        let credit = self.virtual_of(entity, self.slice / 2);
+        let earliest = self.floor.saturating_sub(credit);
+        let woken = self.entity(entity);
+        woken.virtual_time = woken.virtual_time.max(earliest);
+        woken.state = State::Running(cpu);
+        self.contended.passes(now);
+        self.idle &= !(1 << cpu);
+        self.cpus[cpu].running = Some(Running { entity, since: now, clock, slice_began: now, is_limited: false });
+        true
+    }
+
+    /// Whether the entity is blocked.
+    pub fn is_blocked(&self, entity: EntityId) -> bool {
+        self.entities[entity.0 as usize].state == State::Blocked
+    }
+
     /// Charges the entity that runs on this CPU for the time until now.
     pub fn charge(&mut self, cpu: usize, now: Ticks) {
         let now = self.advance(now);
@@ -285,6 +338,7 @@ impl Scheduler {
     }
 
     /// Moves the floor up to the least virtual time of all entities that can run.
+    #[inline(always)] // a function of its own would cost each switch of vCPUs
     fn raise_floor(&mut self, now: Ticks) {
         let running = (0..self.cpus.len()).filter_map(|cpu| self.running_at(cpu, now)).min();
         let waiting = self.first().map(|first| first.virtual_time);

@@ -51,6 +51,9 @@ pub struct Machine {
     random: u64,
     /// How often an entity blocked and another one followed by one call.
     pub followed: u64,
+    /// How often an entity blocked and nothing followed, and how often one woke and ran on, by one call each.
+    pub rested: u64,
+    pub resumed: u64,
 }
 
 pub fn weight(weight: u32) -> Weight {
@@ -62,7 +65,7 @@ impl Machine {
     pub fn new(cpus: usize, seed: u64) -> Self {
         let mut scheduler = Scheduler::new(cpus, SLICE);
         let cpus = (0..cpus).map(|cpu| scheduler.pick(cpu, 0)).collect();
-        Self { scheduler, now: 0, entities: Vec::new(), cpus, random: seed | 1, followed: 0 }
+        Self { scheduler, now: 0, entities: Vec::new(), cpus, random: seed | 1, followed: 0, rested: 0, resumed: 0 }
     }
 
     /// Adds an entity that is woken at once.
@@ -137,6 +140,8 @@ impl Machine {
                 let wakes = self.now + self.between(sleep);
                 let mut by_one_call = self.scheduler.clone();
                 let next = by_one_call.block_for_next(cpu, self.now);
+                let mut resting = self.scheduler.clone();
+                let rests = resting.block_and_rest(cpu, self.now);
                 let is_blocked = self.scheduler.block(cpu, self.now);
                 if is_blocked {
                     self.entities[place].wakes = Some(wakes);
@@ -147,6 +152,12 @@ impl Machine {
                     let next = Decision { run: Some(next), until: Ticks::MAX };
                     assert_eq!((next, &by_one_call), (self.cpus[cpu], &self.scheduler));
                     self.followed += 1;
+                }
+                let has_none = is_blocked && self.cpus[cpu].run.is_none();
+                assert_eq!(rests, has_none, "one call rests where two calls would leave the CPU without work");
+                if rests {
+                    assert_eq!(resting, self.scheduler);
+                    self.rested += 1;
                 }
             } else if self.cpus[cpu].until <= self.now {
                 self.pick(cpu);
@@ -162,8 +173,22 @@ impl Machine {
                 }
                 let entity = &mut self.entities[place];
                 (entity.wakes, entity.waits_since, entity.just_woke) = (None, Some(self.now), true);
-                let kicks = self.scheduler.wake(entity.id, self.now);
+                let (id, before) = (entity.id, self.scheduler.clone());
+                let kicks = self.scheduler.wake(id, self.now);
                 self.kick(kicks);
+                self.check_resume(id, before);
+            }
+        }
+    }
+
+    /// Tries for each CPU whether one call does what the wake-up of this entity, and what followed, have just done.
+    fn check_resume(&mut self, id: EntityId, before: Scheduler) {
+        for cpu in 0..self.cpus.len() {
+            let mut by_one_call = before.clone();
+            if by_one_call.resume(id, cpu, self.now) {
+                assert_eq!(self.cpus[cpu], Decision { run: Some(id), until: Ticks::MAX });
+                assert_eq!(by_one_call, self.scheduler);
+                self.resumed += 1;
             }
         }
     }

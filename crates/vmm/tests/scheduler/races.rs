@@ -3,6 +3,10 @@
 //! to I3 on its page): no wake-up is lost, and no entity waits while a CPU sleeps.
 //!
 //! Each step is one critical section, or one access outside of the lock, so an order of steps is all that there is.
+//!
+//! In some worlds a CPU that has nothing else to do keeps the entity loaded while that waits (`block_and_rest`, `resume`). What
+//! has a reason for a loaded entity interrupts its CPU, and calls `wake` for any other one. Another CPU that gets the entity
+//! waits until it is loaded nowhere.
 
 use std::collections::HashSet;
 
@@ -23,6 +27,14 @@ enum Step {
     Run(usize),
     /// I2: until an interrupt.
     Sleep,
+    /// It waits for an interrupt, with this entity loaded and blocked.
+    Rest(usize),
+    /// It was interrupted there, and looks.
+    Look(usize),
+    /// It puts this entity away, and does what was decided.
+    Leave(usize, Option<usize>),
+    /// It has put this entity away, and looks once more.
+    Left(usize, Option<usize>),
 }
 
 /// What a waker does next.
@@ -30,6 +42,8 @@ enum Step {
 enum Wake {
     /// W1.
     Publish,
+    /// Reads where the entity is loaded.
+    Find,
     /// W2.
     Call,
     /// W3, for these CPUs.
@@ -52,6 +66,9 @@ struct World {
     /// Entities that never block.
     spins: Vec<bool>,
     entities: Vec<EntityId>,
+    /// Whether CPUs keep entities loaded, and where each is.
+    keeps: bool,
+    loaded: Vec<Option<usize>>,
 }
 
 impl World {
@@ -77,12 +94,99 @@ impl World {
             reasons: vec![0; entities],
             spins: (0..entities).map(|entity| entity < spinners).collect(),
             entities: ids,
+            keeps: false,
+            loaded: vec![None; entities],
         }
+    }
+
+    fn keeping(self) -> Self {
+        Self { keeps: true, ..self }
+    }
+
+    /// `wake`, and W3 right after it.
+    fn wake(&mut self, entity: usize, now: u64) {
+        self.interrupts |= self.scheduler.wake(self.entities[entity], now).0;
+    }
+
+    /// `pick`, and the place of the entity that it gave.
+    fn pick(&mut self, cpu: usize, now: u64) -> Option<usize> {
+        let decision = self.scheduler.pick(cpu, now);
+        self.has_limit[cpu] = decision.run.is_some() && decision.until != u64::MAX;
+        decision.run.map(|id| self.entities.iter().position(|entity| *entity == id).unwrap())
+    }
+
+    /// What a CPU does after this decision.
+    fn after(decision: Option<usize>) -> Step {
+        decision.map_or(Step::Sleep, Step::Check)
+    }
+
+    /// The steps of a CPU that keeps an entity, as far as they differ; `None`: it does what the other worlds do.
+    fn step_keeping(&mut self, cpu: usize, now: u64) -> Option<Step> {
+        Some(match self.cpus[cpu] {
+            // Another CPU is about to put it away.
+            Step::Check(entity) if self.loaded[entity].is_some_and(|other| other != cpu) => return None,
+            Step::Check(entity) if self.loaded[entity].is_none() => {
+                self.loaded[entity] = Some(cpu);
+                Step::Check(entity)
+            }
+            Step::Check(entity) if !self.spins[entity] && self.reasons[entity] == 0 => Step::Block(entity),
+            Step::Block(entity) if self.loaded[entity].is_some() => {
+                if self.scheduler.block_and_rest(cpu, now) {
+                    Step::Rest(entity)
+                } else {
+                    self.loaded[entity] = None;
+                    // W4.
+                    if self.reasons[entity] == 0 { Step::Block(entity) } else { Step::Check(entity) }
+                }
+            }
+            Step::Rest(entity) if self.interrupts >> cpu & 1 == 1 => {
+                self.interrupts &= !(1 << cpu);
+                Step::Look(entity)
+            }
+            Step::Rest(_) => return None,
+            Step::Look(entity) => {
+                let has_reason = self.reasons[entity] > 0;
+                if has_reason && self.scheduler.resume(self.entities[entity], cpu, now) {
+                    self.has_limit[cpu] = false;
+                    return Some(Step::Check(entity));
+                }
+                if has_reason {
+                    self.wake(entity, now);
+                }
+                match self.pick(cpu, now) {
+                    Some(next) if next == entity => Step::Check(entity),
+                    None if !has_reason && self.scheduler.is_blocked(self.entities[entity]) => Step::Rest(entity),
+                    other => Step::Leave(entity, other),
+                }
+            }
+            Step::Leave(entity, next) => {
+                self.loaded[entity] = None;
+                Step::Left(entity, next)
+            }
+            Step::Left(entity, next) => {
+                if self.reasons[entity] > 0 {
+                    self.wake(entity, now);
+                }
+                Self::after(next)
+            }
+            Step::Pick => {
+                // Whatever was loaded was put away.
+                self.loaded.iter_mut().filter(|loaded| **loaded == Some(cpu)).for_each(|loaded| *loaded = None);
+                self.interrupts &= !(1 << cpu);
+                Self::after(self.pick(cpu, now))
+            }
+            _ => return self.step_simply(cpu, now),
+        })
     }
 
     /// Takes the next step of a CPU. Returns `false` if it has none.
     fn step_cpu(&mut self, cpu: usize, now: u64) -> bool {
-        self.cpus[cpu] = match self.cpus[cpu] {
+        let next = if self.keeps { self.step_keeping(cpu, now) } else { self.step_simply(cpu, now) };
+        next.map(|step| self.cpus[cpu] = step).is_some()
+    }
+
+    fn step_simply(&mut self, cpu: usize, now: u64) -> Option<Step> {
+        Some(match self.cpus[cpu] {
             Step::Check(entity) if self.spins[entity] => Step::Run(entity),
             Step::Check(entity) if self.reasons[entity] > 0 => {
                 self.reasons[entity] -= 1;
@@ -96,17 +200,11 @@ impl World {
             Step::Block(entity) => Step::Check(entity),
             Step::Pick => {
                 self.interrupts &= !(1 << cpu);
-                let decision = self.scheduler.pick(cpu, now);
-                self.has_limit[cpu] = decision.run.is_some() && decision.until != u64::MAX;
-                match decision.run {
-                    Some(id) => Step::Check(self.entities.iter().position(|entity| *entity == id).unwrap()),
-                    None => Step::Sleep,
-                }
+                Self::after(self.pick(cpu, now))
             }
             Step::Run(_) | Step::Sleep if self.interrupts >> cpu & 1 == 1 => Step::Pick,
-            Step::Run(_) | Step::Sleep => return false,
-        };
-        true
+            _ => return None,
+        })
     }
 
     fn step_waker(&mut self, waker: usize, now: u64) -> bool {
@@ -114,8 +212,9 @@ impl World {
         self.wakers[waker].1 = match step {
             Wake::Publish => {
                 self.reasons[entity] += 1;
-                Wake::Call
+                Wake::Find
             }
+            Wake::Find => self.loaded[entity].map_or(Wake::Call, |cpu| Wake::Kick(1 << cpu)),
             Wake::Call => Wake::Kick(self.scheduler.wake(self.entities[entity], now).0),
             Wake::Kick(cpus) => {
                 self.interrupts |= cpus;
@@ -132,6 +231,10 @@ impl World {
         let waits = |id: &EntityId| self.scheduler.stolen(*id, 1) > self.scheduler.stolen(*id, 0);
         for ((id, reasons), spins) in self.entities.iter().zip(&self.reasons).zip(&self.spins) {
             assert!(*spins || *reasons == 0 || waits(id), "a reason is not seen: {self:#?}");
+        }
+        for (cpu, step) in self.cpus.iter().enumerate() {
+            let keeper = if let Step::Check(entity) = step { self.loaded[*entity] } else { None };
+            assert!(keeper.is_none_or(|keeper| keeper == cpu), "CPU {cpu} waits for what another one keeps: {self:#?}");
         }
         if self.entities.iter().any(waits) {
             assert!(!self.cpus.contains(&Step::Sleep), "a CPU sleeps while an entity waits: {self:#?}");
@@ -177,6 +280,27 @@ fn no_wake_up_of_a_vcpu_is_lost() {
         (2, 3, &[0, 1]),
     ] {
         states += World::new(cpus, entities, 0, wakers).explore();
+    }
+    println!("{states} states");
+    assert!(states > 1000);
+}
+
+/// As above, where CPUs keep an entity that waits loaded.
+#[test]
+fn no_wake_up_of_a_vcpu_that_stays_loaded_is_lost() {
+    let mut states = 0;
+    for (cpus, entities, spinners, wakers) in [
+        (1, 1, 0, &[0, 0][..]),
+        (1, 1, 0, &[0, 0, 0]),
+        (2, 1, 0, &[0, 0, 0]),
+        (1, 2, 0, &[0, 1, 0]),
+        (2, 2, 0, &[0, 1]),
+        (2, 2, 0, &[0, 1, 0]),
+        (2, 3, 0, &[0, 1]),
+        (2, 3, 1, &[1, 2]),
+        (1, 2, 1, &[1, 0]),
+    ] {
+        states += World::new(cpus, entities, spinners, wakers).keeping().explore();
     }
     println!("{states} states");
     assert!(states > 1000);
