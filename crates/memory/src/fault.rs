@@ -40,8 +40,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
     ///
     /// [`Error::NoFrames`], or [`Error::Stage2`] if no table pages are left: the guest may repeat the access when there
     /// are some again. [`Error::Stage2`] also if a slot's physical addresses are beyond what the CPU can address.
-    // A hypervisor also calls this for pages that have arrived. With two callers it would be a function of its own, and each
-    // fault would pay 38 instructions more.
+    // With two callers it would be a function of its own, and each fault would pay 38 instructions more.
     #[inline(always)]
     pub fn fault(&self, fault: &GuestFault) -> Result<Answer, Error> {
         if fault.access == AccessKind::Maintenance
@@ -59,6 +58,15 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
             FaultKind::Permission if fault.access == AccessKind::Write => self.allow_write(fault.ipa),
             FaultKind::Permission => self.allow(fault),
             FaultKind::AccessFlag => self.relax(fault, Access::NONE),
+        }
+    }
+
+    /// Maps a page that has arrived, for the access that found it absent. Such a page has a state of its own, so the way of a
+    /// first touch is left out. If nothing can be mapped, the page has left again, or there is no memory for a table: the
+    /// access that is repeated faults, and finds out.
+    pub fn map_arrived(&self, fault: &GuestFault) {
+        if let Some(slot) = self.slots.find(fault.ipa.align_down(G::SIZE)) {
+            let _answer = self.map(slot, fault.ipa, FaultKind::Translation, fault.access);
         }
     }
 
@@ -131,8 +139,12 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         }
         if self.swap.is_some()
             && let Some(locked) = ram.lock_unless_interrupted(self.stage2.platform())
-            && locked.single(page).is_some()
+            && let Some(single) = locked.single(page)
         {
+            // F1.
+            if single.is_away() {
+                return Ok(Answer::Absent);
+            }
             return self.map_single(page, slot, locked, fault, None);
         }
         if self.maps_huge_pages()

@@ -234,7 +234,7 @@ impl Host for Around<'_> {
 
     fn map(&mut self, fault: &GuestFault) {
         // If the page has left again, the guest's repeated access asks for it.
-        let _answer = self.memory().fault(fault);
+        self.memory().map_arrived(fault);
     }
 
     fn raise(&mut self) {

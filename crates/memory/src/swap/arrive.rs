@@ -46,17 +46,48 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
     pub fn bring(&self, page: Ipa, waiter: Waiter) -> Result<(), NotAttached> {
         let swap = self.swap.as_deref().ok_or(NotAttached)?;
         let page = page.align_down(G::SIZE);
-        let platform = self.stage2.platform();
-        if !swap.waiting.lock(platform).add(page, waiter) {
-            swap.notify.arrived(waiter, Arrival::Failed);
-            return Ok(());
+        if let Some(request) = self.begin_at_once(swap, page, waiter) {
+            swap.arriving.add();
+            swap.store.read(self, request);
+        } else {
+            self.bring_in_turn(swap, page, waiter);
         }
-        self.start(swap, page);
-        // This serves, too: an entry that was added meanwhile may have stood back for this one (B6).
+        // The frame that the page took, or one that it waits for.
         if self.wants_frames() > 0 {
             swap.notify.frames_wanted();
         }
         Ok(())
+    }
+
+    /// B1 to B3 in the usual case: the page is *absent*, nothing waits for a frame, and one is free. The entry is added under
+    /// the backing's lock, after the look at the state, and has its frame from the beginning.
+    fn begin_at_once(&self, swap: &Swap, page: Ipa, waiter: Waiter) -> Option<ReadRequest> {
+        let platform = self.stage2.platform();
+        let (_, ram) = self.find_ram(page)?;
+        let mut ram = ram.lock(platform);
+        let Kind::Single(state, _) = ram.page(page) else { return None };
+        let Page::Absent(place) = *state else { return None };
+        if !swap.waiting.lock(platform).add_at_once(page, waiter) {
+            return None;
+        }
+        let Some(frame) = self.frames.lock(platform).take_data(platform, 1) else {
+            swap.waiting.lock(platform).remove(waiter);
+            return None;
+        };
+        *state = Page::Arriving(place);
+        Some(ReadRequest::new(page, place, self.stage2.vttbr(), frame))
+    }
+
+    /// B1 to B4.
+    #[cold]
+    #[inline(never)]
+    fn bring_in_turn(&self, swap: &Swap, page: Ipa, waiter: Waiter) {
+        let platform = self.stage2.platform();
+        if !swap.waiting.lock(platform).add(page, waiter) {
+            return swap.notify.arrived(waiter, Arrival::Failed);
+        }
+        // `wants_frames` follows, and serves: an entry that was added meanwhile may have stood back for this one (B6).
+        self.start(swap, page);
     }
 
     /// Forgets a waiter: it need not be notified any more. The page may come all the same.
@@ -95,8 +126,19 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         };
         let keeps = swap.store.keeps_what_is_read(place);
         let kept = kept_at(slot, place).filter(|_| keeps);
+        let mut ram = ram.lock(platform);
+        if result.is_ok()
+            && let Some(waiter) = swap.waiting.lock(platform).take_alone(page)
+        {
+            if let Kind::Single(state, _) = ram.page(page) {
+                *state = Page::Present(Present { lent: self.lent(page, frame), kept });
+            }
+            drop(ram);
+            swap.arriving.sub();
+            self.discard(if kept.is_none() { Some(place) } else { None });
+            return swap.notify.arrived(waiter, Arrival::Present);
+        }
         let (until, stays) = {
-            let mut ram = ram.lock(platform);
             let (until, is_peeked) = {
                 let waiting = swap.waiting.lock(platform);
                 (waiting.next(), waiting.peeks.read(page) && !waiting.has(page))
@@ -114,6 +156,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
             }
             (until, stays)
         };
+        drop(ram);
         swap.arriving.sub();
         match result {
             Ok(()) if stays => {}

@@ -105,6 +105,15 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         let (platform, features) = (self.stage2.platform(), self.stage2.features());
         let swap = self.swap.as_deref();
         let absent = if swap.is_some() { Missing::Absent } else { Missing::NoFrames };
+        // The usual case of a page that was brought.
+        if let Kind::Single(Page::Present(_), _) = ram.page(page) {
+            return match ram.page(page) {
+                Kind::Single(Page::Present(Present { lent, kept }), _) => {
+                    Ok(Found { lent, offset: 0, kept: Some(kept), zeroed: false })
+                }
+                _ => Err(absent),
+            };
+        }
         // A huge page that was never touched becomes whole if there are 2 MiB.
         if let Kind::Untouched = ram.page(page) {
             let _ = ram.back(page, &self.frames, &self.stage2);

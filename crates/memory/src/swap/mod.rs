@@ -63,9 +63,12 @@
 //! * B2: under the backing's lock, look at the state. *Present*: go on at B5. *Leaving*, *arriving*: L5, L7 or B5 of
 //!   another CPU will find the entry. *Zero*: as F2.
 //! * B3: *absent*: take a frame, if no other page has waited for one for longer. Make the state *arriving*.
+//!   In the usual case nothing waits for a frame. Then B1 is a part of B3: the entry is added after the look at the state, and
+//!   has its frame from the beginning.
 //! * B4: unlock, and pass a [`ReadRequest`] with the frame to the store.
 //! * B5: when the read is complete: under the backing's lock, make the state *present*, or if it failed, free the frame
-//!   and make the state *absent* again. Unlock, and notify the entries for the page.
+//!   and make the state *absent* again. Unlock, and notify the entries for the page. If there is one, and nothing waits for a
+//!   frame, that entry is taken in the same step, and B6 has nothing to do: what comes later does B2 itself.
 //! * B6: after a frame was freed (L5, L7, B5), and after B1 to B5 of any page, serve the entries that wait for a frame,
 //!   the oldest first, by B2.
 //!
@@ -73,10 +76,10 @@
 //! neighbours ahead, and leaves free frames to others; the source of a post-copy migration sends all pages. The page then
 //! arrives by B5.
 //!
-//! **Why no entry is forgotten (S5).** B1 comes before B2. A CPU that ends *leaving* or *arriving* looks at the entries
-//! under the backing's lock. If it does so before B1, B2 finds the new state; otherwise it finds the entry. An entry that
-//! got no frame in B3 failed there before the frame that comes next was freed (the frames' lock), so that CPU's B6 sees
-//! it. One CPU serves at a time; another sets a mark under the entries' lock, and the first looks again before it ends. A
+//! **Why no entry is forgotten (S5).** B1 comes before B2, or both are one step under the backing's lock. A CPU that ends
+//! *leaving* or *arriving* looks at the entries under the backing's lock. If it does so before B1, B2 finds the new state;
+//! otherwise it finds the entry. An entry that got no frame in B3 failed there before the frame that comes next was freed
+//! (the frames' lock), so that CPU's B6 sees it. One CPU serves at a time; another sets a mark under the entries' lock, and the first looks again before it ends. A
 //! CPU that ends a state notifies only entries that were there then, so a failure reaches no entry that has asked since.
 //!
 //! **Why a waiting page makes progress.** A page on its way out ends in L5 or L7 as soon as the store has answered, and

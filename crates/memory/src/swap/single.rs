@@ -137,6 +137,12 @@ impl Page {
         matches!(self, Self::Unready(_) | Self::Present(_))
     }
 
+    /// Whether it is not in memory, and does not read as zero.
+    #[inline]
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(self, Self::Leaving { .. } | Self::Absent(_) | Self::Arriving(_))
+    }
+
     /// Whether I/O is in flight, or about to be.
     pub(crate) fn is_in_flight(&self) -> bool {
         matches!(self, Self::Leaving { .. } | Self::Arriving(_))

@@ -112,6 +112,19 @@ impl Waiting {
 
     /// Adds an entry, which waits for a frame at first. Returns whether there is room.
     pub(super) fn add(&mut self, page: Ipa, waiter: Waiter) -> bool {
+        let is_added = self.insert(page, waiter, true);
+        self.wanting += usize::from(is_added);
+        is_added
+    }
+
+    /// Adds an entry that does not wait for a frame, if nothing does. Returns whether it did.
+    #[inline]
+    pub(super) fn add_at_once(&mut self, page: Ipa, waiter: Waiter) -> bool {
+        self.wants_nothing() && self.insert(page, waiter, false)
+    }
+
+    #[inline(always)]
+    fn insert(&mut self, page: Ipa, waiter: Waiter, wants_frame: bool) -> bool {
         if let Waiter::Other(_) = waiter {
             self.remove(waiter);
         }
@@ -119,10 +132,9 @@ impl Waiting {
         // The same waiter's entry, or a stale ticket's.
         self.vacate(at);
         let (Some(entry), Some(word)) = (self.entries.get_mut(at), self.used.get_mut(at / WORD)) else { return false };
-        *entry = Some(Entry { page, waiter, number: self.next, wants_frame: true });
+        *entry = Some(Entry { page, waiter, number: self.next, wants_frame });
         *word |= 1 << (at % WORD);
         self.count += 1;
-        self.wanting += 1;
         self.next += 1;
         true
     }
@@ -150,6 +162,26 @@ impl Waiting {
     /// Removes and returns an entry for this page whose number is below `until`.
     pub(super) fn take(&mut self, page: Ipa, until: u64) -> Option<Waiter> {
         self.take_if(|entry| entry.page == page && entry.number < until)
+    }
+
+    /// In the usual case, in which nothing waits for a frame and one entry waits for this page: removes and returns that.
+    #[inline]
+    pub(super) fn take_alone(&mut self, page: Ipa) -> Option<Waiter> {
+        if !self.wants_nothing() {
+            return None;
+        }
+        let mut found = None;
+        for at in bits(&self.used) {
+            if let Some(Some(entry)) = self.entries.get(at)
+                && entry.page == page
+                && found.replace((at, entry.waiter)).is_some()
+            {
+                return None;
+            }
+        }
+        let (at, waiter) = found?;
+        self.vacate(at);
+        Some(waiter)
     }
 
     /// Removes and returns an entry that waits for a frame and whose number is below `until`.

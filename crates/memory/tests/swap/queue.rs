@@ -159,6 +159,36 @@ fn no_fault_takes_the_frame_of_a_page_that_waits() {
     assert!(faults > 3, "{faults}");
 }
 
+/// A page that is asked for comes between a frame that was freed and the page that waits for it.
+#[test]
+fn no_page_that_asks_later_takes_the_frame_of_one_that_waits() {
+    quiet();
+    let mut asked = 0;
+    for number in 1.. {
+        let rig = Rc::new(full(false));
+        rig.bring(20, 1);
+        let (begun, possible) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let (other, other_begun, other_possible) = (Rc::clone(&rig), Rc::clone(&begun), Rc::clone(&possible));
+        rig.machine.before_atomic(number, move || {
+            other_begun.set(true);
+            other_possible.set(catch_unwind(AssertUnwindSafe(|| other.bring(21, 2))).is_ok());
+        });
+        ignore(rig.write_out(0));
+        rig.machine.set_atomic_hook(|| ());
+        if begun.get() && !possible.get() {
+            // A lock was held there, and the call has left others locked.
+            std::mem::forget(rig);
+            continue;
+        }
+        assert_eq!(rig.reports.arrived(), [(Waiter::Other(1), Arrival::Present)], "before atomic {number}");
+        if !begun.get() {
+            break;
+        }
+        asked += 1;
+    }
+    assert!(asked > 3, "{asked}");
+}
+
 /// A store that reads ahead comes between a frame that was freed and the page that waits for it.
 #[test]
 fn no_page_that_is_read_ahead_takes_the_frame_of_one_that_waits() {
