@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use twofold_memory::swap::Peeked;
 
-use crate::rig::{Rig, ignore, ipa, quiet};
+use crate::rig::{Plan, Rig, ignore, ipa, quiet};
 
 /// Page 1 is absent, and requests wait.
 fn absent() -> Rig {
@@ -19,12 +19,23 @@ fn absent() -> Rig {
     rig
 }
 
+/// Page 20 is absent, and no frame is free below the limit.
+fn full() -> Rig {
+    let rig = Rig::with(Plan { count: 21, huge_pages: 0, singles: 40, ..Plan::default() });
+    rig.memory.set_limit(16).unwrap();
+    rig.write(20);
+    rig.leave(20);
+    (0..16).for_each(|page| rig.write(page));
+    rig.store.get().waits = true;
+    rig
+}
+
 /// Does `action` on a new rig for each point at which another CPU asks for the use of frames.
-fn is_asked_meanwhile(action: fn(&Rig)) {
+fn is_asked_meanwhile(rig: fn() -> Rig, action: fn(&Rig)) {
     quiet();
     let mut answers = 0;
     for number in 1.. {
-        let rig = Rc::new(absent());
+        let rig = Rc::new(rig());
         let (begun, answered) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
         let (other, other_begun, other_answered) = (Rc::clone(&rig), Rc::clone(&begun), Rc::clone(&answered));
         rig.machine.before_atomic(number, move || {
@@ -46,7 +57,7 @@ fn is_asked_meanwhile(action: fn(&Rig)) {
 
 #[test]
 fn while_a_page_is_brought() {
-    is_asked_meanwhile(|rig| {
+    is_asked_meanwhile(absent, |rig| {
         rig.bring(1, 7);
         rig.finish_all();
     });
@@ -54,10 +65,20 @@ fn while_a_page_is_brought() {
 
 #[test]
 fn while_a_page_is_read_where_it_is() {
-    is_asked_meanwhile(|rig| {
+    is_asked_meanwhile(absent, |rig| {
         let mut peek = rig.memory.peek(ipa(1)).unwrap();
         assert_eq!(peek.look(&mut [0; 4096]), Peeked::Later);
         rig.finish_all();
         assert_eq!(peek.look(&mut [0; 4096]), Peeked::Read);
+    });
+}
+
+#[test]
+fn while_a_page_waits_for_a_frame() {
+    is_asked_meanwhile(full, |rig| {
+        rig.bring(20, 7);
+        assert_eq!(rig.store.reading(), 0, "it waits");
+        rig.memory.set_limit(17).unwrap();
+        rig.finish_all();
     });
 }
