@@ -146,6 +146,14 @@ impl<P: Platform> Peer<P> {
         (!inner.questions.is_empty(), inner.target.left())
     }
 
+    /// Whether each absent page has come, and only waits to be stored by the CPU that asked for it at the same time (A2). The
+    /// source sends no more, so an embedder that waits for the link until the last page is stored would wait for ever.
+    pub fn has_all(&self) -> bool {
+        let inner = self.lock();
+        let wanted = |place: &&Place| self.page_at(**place).is_some_and(|(slot, page)| inner.target.wants(slot, page));
+        inner.came.keys().filter(wanted).count() as u64 == inner.target.left()
+    }
+
     /// Sends the questions that there are. Returns how many.
     ///
     /// # Errors

@@ -461,6 +461,23 @@ fn a_page_that_comes_just_before_its_request_is_not_lost() {
     assert_eq!(bytes[..2], [1, 7]);
 }
 
+/// The last page comes in that moment: no page follows on the link, and the page is stored by the CPU that asks.
+#[test]
+fn the_last_page_that_comes_just_before_its_request_is_known_to_have_come() {
+    let (guest, held) = target();
+    let memory = guest.vm.memory();
+    memory.bring(third(), Waiter::Other(1)).unwrap();
+    for page in [0, 1, 3] {
+        held.peer.came(memory, &Came { page, ..came(&[5; 4096]) }).unwrap();
+        assert!(!held.peer.has_all());
+    }
+    held.peer.came(memory, &came(&[7; 4096])).unwrap();
+    assert_eq!((held.peer.state(), held.peer.has_all()), (TargetState::Fetching { absent: 1 }, true));
+    let request = held.requests.lock().unwrap().pop().unwrap();
+    held.peer.read(memory, request);
+    assert_eq!((held.peer.state(), held.peer.has_all()), (TargetState::Complete, true));
+}
+
 /// The link is cut in that moment: what came is kept for the request, and comes no second time.
 #[test]
 fn a_link_that_is_cut_then_loses_nothing() {
