@@ -355,7 +355,7 @@ const EXCUSED: &[Excused] = &[
     excused(PINS, "Pins::pin: 1 => 2 #2", CAPACITY),
     excused(WAITERS, "Waiting::new: 0 => 1 #2", NAME),
     excused(WAITERS, "Waiting::new: false => true #2", "the CPU that serves first looks once more"),
-    excused(WAITERS, "Waiting::add: 1 => 2", NAME),
+    excused(WAITERS, "Waiting::insert: 1 => 2 #3", NAME),
     excused(WAITERS, "Waiting::queue_peek: 1 => 2", NAME),
     // Migration.
     excused(HELLO, "Hello::refusals: 0 => 1", "no page of a hello that was checked has one byte, nor none"),
