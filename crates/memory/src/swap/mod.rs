@@ -79,7 +79,8 @@
 //! **Why no entry is forgotten (S5).** B1 comes before B2, or both are one step under the backing's lock. A CPU that ends
 //! *leaving* or *arriving* looks at the entries under the backing's lock. If it does so before B1, B2 finds the new state;
 //! otherwise it finds the entry. An entry that got no frame in B3 failed there before the frame that comes next was freed
-//! (the frames' lock), so that CPU's B6 sees it. One CPU serves at a time; another sets a mark under the entries' lock, and the first looks again before it ends. A
+//! (the frames' lock), so that CPU's B6 sees it. One CPU serves at a time; another sets a mark under the entries' lock, and
+//! the first looks again before it ends. A
 //! CPU that ends a state notifies only entries that were there then, so a failure reaches no entry that has asked since.
 //!
 //! **Why a waiting page makes progress.** A page on its way out ends in L5 or L7 as soon as the store has answered, and
