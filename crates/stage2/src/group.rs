@@ -96,7 +96,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 
     /// The next entries that are in groups, from `at` on and before `end`, in one table: the location of the first, and
-    /// how many entries follow up to a table or the end. `at` becomes their address.
+    /// how many entries follow up to a table or the end. `at` becomes their address. A group that another CPU has broken
+    /// is one too: it may have its hint again.
     ///
     /// What it reads needs no W3: a group that is there during the whole search is in a table that stays linked, and before
     /// the caller changes one, it locks the table (W4).
@@ -109,7 +110,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             let wanted = ((end - first - 1) >> shift) as usize + 1;
             let last = table.len().min(start.saturating_add(wanted));
             let last = (start + 1..last).find(|index| table.entry(*index).read().is_table(level)).unwrap_or(last);
-            if let Some(index) = (start..last).find(|index| table.entry(*index).read().is_contiguous()) {
+            let is_one = |entry: Descriptor<G>| entry.is_contiguous() || entry.is_broken_of_group();
+            if let Some(index) = (start..last).find(|index| is_one(table.entry(*index).read())) {
                 *at = (*at).max(first + (((index - start) as u64) << shift));
                 location.index = index;
                 location.cell = table.entry(index);
@@ -181,7 +183,6 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         let span = self.geometry().granule().span(level);
         let start = ipa.align_down(span) - (index - indexes.start) as u64 * span;
         let range = start..start + indexes.len() as u64 * span;
-        primitive::release_fence();
         let mut first = None;
         let groups = each_group(&mut locked, indexes.clone(), Descriptor::is_contiguous, |old, _| {
             first = first.or(Some(old));

@@ -151,8 +151,6 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         for index in indexes.clone() {
             locked.counts -= Counts::of(locked.entry(index), level);
         }
-        // Frames and their content are visible before a walk can find them: the stores below are relaxed.
-        primitive::release_fence();
         let mut written = 0u128;
         if before.leaves || before.stale || maintenance.is_needed() {
             for (number, index) in indexes.clone().enumerate() {
@@ -176,8 +174,9 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             cache::before_map(self.platform(), features, (new.address(), size), maintenance);
             locked = self.lock_whatever(table.pa(), table.len(), level);
             locked.counts -= Counts::BUSY;
-            primitive::release_fence();
         }
+        // Frames and their content are visible before a walk can find them: the stores are relaxed.
+        primitive::release_fence();
         table.fill(indexes.start, indexes.len(), new, span);
         locked.counts += Counts::of(new, level).times(indexes.len() as u64);
         drop(locked);

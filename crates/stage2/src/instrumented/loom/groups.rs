@@ -10,15 +10,15 @@ use super::model;
 use super::resized::LIVE;
 use crate::withdraw::Sample;
 use crate::{
-    Access, Contiguous, Descriptor, Features, Geometry, Ipa, Kib4, Level, Stage2, TablePage, TableSource, Unwatched,
-    Vmid,
+    Access, Attributes, Contiguous, Descriptor, Features, Geometry, Ipa, Kib4, Level, Stage2, TablePage, TableSource,
+    Unwatched, Vmid,
 };
 
-type Grouped = Contiguous<Kib4>;
-type Tables = Stage2<Machine, Grouped>;
-type Operation = fn(&Tables, &mut Pool);
+pub(super) type Grouped = Contiguous<Kib4>;
+pub(super) type Tables = Stage2<Machine, Grouped>;
+pub(super) type Operation = fn(&Tables, &mut Pool);
 
-struct Pool(Vec<TablePage<Grouped>>);
+pub(super) struct Pool(Vec<TablePage<Grouped>>);
 
 impl TableSource<Grouped> for Pool {
     fn take(&mut self) -> Option<TablePage<Grouped>> {
@@ -31,7 +31,7 @@ impl TableSource<Grouped> for Pool {
 }
 
 /// Tables with a group at address 0, which is read-only, and a pool for each of two CPUs.
-fn tables(features: Features) -> (Tables, [Pool; 2]) {
+pub(super) fn tables(features: Features) -> (Tables, [Pool; 2]) {
     let machine = Machine::new(6, Watch::Nothing);
     let geometry = Geometry::new(Contiguous(Kib4), Kib4.shift() + 2, &features).expect("a shape");
     let (root, rest) = machine.donated().into_run().split_at(PAGE).expect("the first frame");
@@ -48,8 +48,12 @@ fn tables(features: Features) -> (Tables, [Pool; 2]) {
     (stage2, pools)
 }
 
-fn map_group(stage2: &Tables, attributes: &crate::Attributes, pages: &mut Pool) {
-    let to = (Ipa::new(0), home(Ipa::new(0)));
+fn map_group(stage2: &Tables, attributes: &Attributes, pages: &mut Pool) {
+    map_group_at(stage2, 0, attributes, pages);
+}
+
+pub(super) fn map_group_at(stage2: &Tables, at: u64, attributes: &Attributes, pages: &mut Pool) {
+    let to = (Ipa::new(at), home(Ipa::new(at)));
     let _ = stage2.map_group_to(to, Sample::NONE, Level::L3, attributes, pages, Some(&mut |_| ())).expect("mapped");
 }
 
@@ -152,4 +156,12 @@ fn a_group_is_write_protected_beside() {
     meet([WRITE_PROTECT, RELAX_FIRST], |leaves| assert!(!writable(leaves[1]), "{leaves:?}"));
     meet([WRITE_PROTECT, SPLIT], |leaves| assert!(!leaves.into_iter().any(writable), "{leaves:?}"));
     meet([WRITE_PROTECT, UNMAP_FIRST], |leaves| assert!(!leaves.into_iter().any(writable), "{leaves:?}"));
+}
+
+/// A split that begins while a group is broken finds the group.
+#[test]
+fn a_broken_group_is_split() {
+    meet([RELAX_GROUP, SPLIT], |leaves| {
+        assert!(!leaves.into_iter().flatten().any(Descriptor::is_contiguous), "{leaves:?}");
+    });
 }

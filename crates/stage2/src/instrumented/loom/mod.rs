@@ -22,6 +22,7 @@ mod pool;
 mod published;
 mod resized;
 mod reused;
+mod reused_groups;
 mod same_frame;
 mod vmids;
 mod withdrawn;
