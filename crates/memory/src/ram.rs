@@ -501,7 +501,7 @@ impl<G: Granule> BackedPage<'_, G> {
     ) -> Option<bool> {
         let (mut zeroed, mut worked) = (false, false);
         let pages = PIECE * FRAME / G::SIZE;
-        for first in (0..HUGE_PAGE / G::SIZE).step_by(pages as usize) {
+        for first in (0..Ram::<G>::PAGE_COUNT).step_by(pages as usize) {
             let (word, piece) = ((first / 64) as usize % 8, ((1 << pages) - 1) << (first % 64));
             let ready = self.ready[word] & piece;
             let is_clean = !cleans || self.cleaned.has(first * G::SIZE);

@@ -40,11 +40,11 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     pub fn set_dbm(&self, range: IpaRange) -> Result<(), Error> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
-        let mut pass = SetDbm { grouped: true };
-        while core::mem::take(&mut pass.grouped) {
-            self.ungroup_range_if_any(&range);
+        self.without_groups(&range, || {
+            let mut pass = SetDbm { grouped: false };
             self.pass(&range, &mut pass);
-        }
+            pass.grouped
+        });
         Ok(())
     }
 
@@ -60,11 +60,11 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
         self.begin_downgrade();
-        let mut pass = SetDbmClean { changed: Changed::default(), grouped: true };
-        while core::mem::take(&mut pass.grouped) {
-            self.ungroup_range_if_any(&range);
+        let mut pass = SetDbmClean { changed: Changed::default(), grouped: false };
+        self.without_groups(&range, || {
             self.pass(&range, &mut pass);
-        }
+            core::mem::take(&mut pass.grouped)
+        });
         Ok(Pending::downgrade(self, pass.changed, range))
     }
 
@@ -78,11 +78,11 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.check_dirty_state()?;
         let range = self.masked_range(first, mask)?;
         self.begin_downgrade();
-        let mut pass = SetDbmClean { changed: Changed::default(), grouped: true };
-        while core::mem::take(&mut pass.grouped) {
-            self.ungroup_range_if_any(&range);
+        let mut pass = SetDbmClean { changed: Changed::default(), grouped: false };
+        self.without_groups(&range, || {
             self.pass_masked(first, mask, &range, &mut pass);
-        }
+            core::mem::take(&mut pass.grouped)
+        });
         Ok(Pending::downgrade(self, pass.changed, range))
     }
 

@@ -78,11 +78,17 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         groups
     }
 
-    /// [`ungroup_range`](Self::ungroup_range), for tables of any type.
+    /// Calls `pass` after all groups in `range` have lost their hint. Again, as long as `pass` returns that it has met a
+    /// group, which another CPU has made meanwhile.
     #[inline(always)]
-    pub(crate) fn ungroup_range_if_any(&self, range: &IpaRange) {
-        if G::GROUPS {
-            self.ungroup_range(range);
+    pub(crate) fn without_groups(&self, range: &IpaRange, mut pass: impl FnMut() -> bool) {
+        loop {
+            if G::GROUPS {
+                self.ungroup_range(range);
+            }
+            if !pass() {
+                return;
+            }
         }
     }
 

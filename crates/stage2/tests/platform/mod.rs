@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{
-    Access, Donated, Features, Geometry, Ipa, Kib4, Pa, Platform, Run, Stage2, TableMetadata, TablePage, Vmid, Vmids,
+    Access, Donated, Features, Geometry, Granule, Ipa, Kib4, Pa, Platform, Run, Stage2, TableMetadata, TablePage, Vmid, Vmids,
 };
 
 use memory::{Arena, FRAMES, ROOT, TABLES};
@@ -387,15 +387,15 @@ unsafe impl<M: HostMemory> Platform for Host<M> {
 }
 
 /// Table pages. Each is either here or in the tree.
-pub struct Pool {
+pub struct Pool<G: Granule = Kib4> {
     machine: Rc<Machine>,
-    free: Vec<TablePage>,
+    free: Vec<TablePage<G>>,
     pub out: BTreeSet<Pa>,
     /// How many more pages may be taken. A page that is given back may be taken again.
     pub limit: usize,
 }
 
-impl Pool {
+impl<G: Granule> Pool<G> {
     /// The first pages of the pool, not taken yet, as a guest's memory.
     pub fn run(&mut self, pages: u64) -> Run {
         let runs = (0..pages).map(|_| self.free.pop().unwrap().into_run());
@@ -403,8 +403,8 @@ impl Pool {
     }
 }
 
-impl twofold_stage2::TableSource for Pool {
-    fn take(&mut self) -> Option<TablePage> {
+impl<G: Granule> twofold_stage2::TableSource<G> for Pool<G> {
+    fn take(&mut self) -> Option<TablePage<G>> {
         self.limit = self.limit.checked_sub(1)?;
         let page = self.free.pop().expect("the test needs more pages");
         assert!(self.out.insert(page.pa()));
@@ -412,7 +412,7 @@ impl twofold_stage2::TableSource for Pool {
         Some(page)
     }
 
-    fn give(&mut self, page: TablePage) {
+    fn give(&mut self, page: TablePage<G>) {
         let pa = page.pa();
         assert!(self.out.remove(&pa), "{pa} was given back, but it was not out");
         self.machine.record(Event::Give(pa));
@@ -422,7 +422,7 @@ impl twofold_stage2::TableSource for Pool {
     }
 }
 
-impl Drop for Pool {
+impl<G: Granule> Drop for Pool<G> {
     /// The test is over. Hooks are dropped, since a hook may hold the machine that holds it.
     fn drop(&mut self) {
         let hooks = (self.machine.hook.take(), self.machine.atomic_hook.take());
@@ -431,23 +431,30 @@ impl Drop for Pool {
 }
 
 /// A guest with empty tables, whose `VTTBR_EL2` is loaded, with its pool and its machine.
-pub struct Guest {
+pub struct Guest<G: Granule = Kib4> {
     pub machine: Rc<Machine>,
-    pub stage2: Stage2<Host>,
-    pub pool: Pool,
+    pub stage2: Stage2<Host, G>,
+    pub pool: Pool<G>,
     /// Checks what must hold for the tables between two operations.
-    pub check: fn(&Stage2<Host>),
+    pub check: fn(&Stage2<Host, G>),
 }
 
 impl Guest {
-    /// The events. Pages of the pool are numbered from [`table`]`(0)` on, in the order in which they are first taken.
+    /// Pages of the pool are numbered from [`table`]`(0)` on, in the order in which they are first taken.
     pub fn new(features: Features, ipa_bits: u32) -> Self {
         Self::with_pages(features, ipa_bits, 24)
     }
 
     pub fn with_pages(features: Features, ipa_bits: u32, pages: u64) -> Self {
+        Self::of(Kib4, features, ipa_bits, pages)
+    }
+}
+
+impl<G: Granule> Guest<G> {
+    /// A guest with tables of this type, whose pages have 4 KiB.
+    pub fn of(granule: G, features: Features, ipa_bits: u32, pages: u64) -> Self {
         let machine = Machine::with_arena(features, pages);
-        let geometry = Geometry::new(Kib4, ipa_bits, &features).unwrap();
+        let geometry = Geometry::new(granule, ipa_bits, &features).unwrap();
         // SAFETY: the arena is accessed only by atomics, and `Host` maps it as long as it lives.
         let donated = unsafe { Donated::new(ROOT, TABLES - ROOT + pages * KIB_4) };
         let (root, pages_of_tables) = donated.into_run().split_at(TABLES - ROOT).unwrap();

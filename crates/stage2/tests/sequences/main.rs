@@ -13,6 +13,7 @@ mod content;
 mod dbm;
 mod flush;
 mod grant;
+mod groups;
 mod map;
 mod map_over;
 mod map_range;
