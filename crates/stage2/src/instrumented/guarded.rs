@@ -22,11 +22,9 @@ pub(crate) struct Guarded<T> {
 impl<T> Guarded<T> {
     /// This value.
     pub(crate) fn new(value: T) -> Self {
-        #[cfg(all(feature = "checked", not(loom)))]
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
         Self {
             #[cfg(all(feature = "checked", not(loom)))]
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            number: next_number(),
             value: UnsafeCell::new(value),
         }
     }
@@ -59,4 +57,11 @@ impl<T> Guarded<T> {
     pub(crate) fn to_change(&self) -> *mut T {
         observed!(observer => { observer.reached(self.identity(), true); self.value.get() }, self.value.get())
     }
+}
+
+/// The number of the next value.
+#[cfg(all(feature = "checked", not(loom)))]
+fn next_number() -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(0);
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
 }

@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::platform::{Dc, Domain, Ic, Tlbi};
 use twofold_stage2::{
-    Access, Donated, Features, Geometry, Granule, Ipa, Kib4, Pa, Platform, Run, Stage2, TableMetadata, TablePage, Vmid, Vmids,
+    Access, Donated, Features, Geometry, Granule, Ipa, Kib4, Pa, Platform, Run, Stage2, TableMetadata, TablePage, Vmid,
+    Vmids,
 };
 
 use memory::{Arena, FRAMES, ROOT, TABLES};

@@ -172,9 +172,12 @@ fn the_hints_of_a_table_go_with_one_flush_or_none() {
             false => vec![Event::Dsb(Domain::IshSt)],
         };
         assert_eq!(guest.events(), expected);
-        assert!((0..32).all(|page| guest.stage2.look_up(BASE + page * KIB_4).is_some_and(|leaf| {
-            !leaf.descriptor.is_contiguous() && leaf.descriptor.is_writable()
-        })));
+        assert!((0..32).all(|page| {
+            guest
+                .stage2
+                .look_up(BASE + page * KIB_4)
+                .is_some_and(|leaf| !leaf.descriptor.is_contiguous() && leaf.descriptor.is_writable())
+        }));
     }
 }
 

@@ -32,8 +32,14 @@ impl TableSource<Grouped> for Pool {
 
 /// Tables with a group at address 0, which is read-only, and a pool for each of two CPUs.
 pub(super) fn tables(features: Features) -> (Tables, [Pool; 2]) {
-    let machine = Machine::new(6, Watch::Nothing);
-    let geometry = Geometry::new(Contiguous(Kib4), Kib4.shift() + 2, &features).expect("a shape");
+    let (stage2, mut pools) = empty(Machine::new(6, Watch::Nothing), features, 2);
+    map_group(&stage2, &READ, &mut pools[0]);
+    (stage2, pools)
+}
+
+/// Tables of this many levels that map nothing, and the pools. The machine has six frames.
+pub(super) fn empty(machine: Machine, features: Features, levels: u32) -> (Tables, [Pool; 2]) {
+    let geometry = Geometry::new(Contiguous(Kib4), Kib4.shift() + levels, &features).expect("a shape");
     let (root, rest) = machine.donated().into_run().split_at(PAGE).expect("the first frame");
     let mut rest = Some(rest);
     let mut page = || {
@@ -41,10 +47,9 @@ pub(super) fn tables(features: Features) -> (Tables, [Pool; 2]) {
         rest = Some(others);
         page.into_table(&features).expect("a page")
     };
-    let mut pools = [Pool(vec![page(), page(), page()]), Pool(vec![page(), page()])];
+    let pools = [Pool(vec![page(), page(), page()]), Pool(vec![page(), page()])];
     let root = root.into_root(&geometry).expect("a page");
     let stage2 = Stage2::new(machine, features, geometry, Vmid::new(1), root).expect("a guest");
-    map_group(&stage2, &READ, &mut pools[0]);
     (stage2, pools)
 }
 
@@ -86,13 +91,13 @@ fn meet(operations: [Operation; 2], check: fn([Option<Descriptor<Grouped>>; 2]))
     }
 }
 
-const RELAX_FIRST: Operation = |stage2, _| {
+pub(super) const RELAX_FIRST: Operation = |stage2, _| {
     let _ = stage2.relax_page(Ipa::new(0), Access::READ_WRITE);
 };
 const RELAX_SECOND: Operation = |stage2, _| {
     let _ = stage2.relax_page(Ipa::new(PAGE), Access::READ_WRITE);
 };
-const RELAX_GROUP: Operation = |stage2, _| {
+pub(super) const RELAX_GROUP: Operation = |stage2, _| {
     let _ = stage2.relax(Ipa::new(0), Access::READ_WRITE);
 };
 const WRITE_PROTECT: Operation = |stage2, _| {
@@ -107,7 +112,7 @@ const UNMAP_FIRST: Operation = |stage2, pages| {
 const UNMAP: Operation = |stage2, pages| {
     stage2.unmap(range(0, BLOCK), pages, Unwatched).expect("unmapped").complete().free(pages);
 };
-const SPLIT: Operation = |stage2, pages| {
+pub(super) const SPLIT: Operation = |stage2, pages| {
     let split = stage2.split(range(0, BLOCK), BLOCK, pages, |_, _| ControlFlow::Continue(()));
     assert_eq!(split.expect("split").stopped, None);
 };
