@@ -4,7 +4,7 @@
 use super::*;
 use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Broken, Error, Memory};
+use twofold_stage2::{Broken, Error, Kib4Lpa2, Memory};
 
 /// The whole range is cleaned when it is mapped, if its type needs that. When it is unmapped, it is cleaned after the
 /// flush.
@@ -143,5 +143,22 @@ fn a_range_is_mapped_by_the_largest_leaves_that_fit() {
         guest.stage2.map_range(range(BASE, MIB_2), frame(offset), largest, &RAM, &mut guest.pool).unwrap();
         let leaves = guest.scan().leaves;
         assert!(leaves.len() == 512 && leaves.iter().all(|leaf| leaf.pa() == frame(offset + (leaf.ipa - BASE))));
+    }
+}
+
+/// With FEAT_LPA2, the bits of an address from 50 on are at another place in the entry. Frames on both sides of that boundary
+/// are mapped by one range: in a table that is filled before it is linked, and in one that is linked.
+#[test]
+fn a_range_of_frames_may_cross_a_boundary_of_the_entries() {
+    const BOUNDARY: Pa = Pa::new(1 << 50);
+    let features = HINTS.with_lpa2_4k(true).with_pa_bits(52);
+    for (start, size, before) in [(BASE, MIB_2, 0x100), (BASE + KIB_4, 5 * KIB_4, 3)] {
+        let mut guest = Guest::of(Kib4Lpa2, features, IPA_BITS, 24);
+        let first = Pa::new(BOUNDARY.raw() - before * KIB_4);
+        guest.stage2.map_range(range(start, size), first, Level::L3, &RAM, &mut guest.pool).unwrap();
+        for offset in (0..size).step_by(KIB_4 as usize) {
+            let leaf = guest.stage2.look_up(start + offset).unwrap();
+            assert_eq!((leaf.level, leaf.pa()), (Level::L3, first + offset));
+        }
     }
 }
