@@ -96,14 +96,12 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                     return done;
                 }
             } else if old.is_leaf(location.level) {
-                let inside = ipa - ipa.align_down(self.geometry().granule().span(location.level));
-                let same = old.address() + inside == new.address() && old.memory_bits() == new.memory_bits();
-                if !same {
-                    let start = ipa.align_down(self.geometry().granule().span(location.level));
-                    self.split_block(start, &location, location.level.below().unwrap_or(level), tables)?;
-                } else if self.is_still_linked(&location) {
+                let start = ipa.align_down(self.geometry().granule().span(location.level));
+                if old.address() + (ipa - start) == new.address() && old.memory_bits() == new.memory_bits() {
+                    // W3: the walk has done it for an entry above `level`.
                     return Ok(Grouped::Already(old));
                 }
+                self.split_block(start, &location, location.level.below().unwrap_or(level), tables)?;
             } else if old.is_vacant() {
                 self.add_table(&location, ipa, tables)?;
             } else {
