@@ -23,8 +23,9 @@ use crate::judge::TestProgram;
 use crate::syntax::files;
 
 /// The crates that are built: the mutated ones, those that the hypervisor's files need, and the machine, on which tests run.
-const MEMBERS: [&str; 8] = [
+const MEMBERS: [&str; 9] = [
     "crates/abi",
+    "crates/devices",
     "crates/stage2",
     "crates/memory",
     "crates/migration",
@@ -364,6 +365,24 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Cargo reads the manifest of each crate that a member depends on, also for its tests alone.
+    #[test]
+    fn each_crate_that_a_member_needs_is_a_member() {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+        let manifest = |member: &str| fs::read_to_string(root.join(member).join("Cargo.toml")).unwrap();
+        let all = manifest("");
+        let place = |name: &str| all.split_once(&format!("\n{name} = {{ path = \""))?.1.split('"').next();
+        let mut needed = BTreeSet::new();
+        for member in MEMBERS {
+            let text = manifest(member);
+            let names = text.lines().filter_map(|line| line.split_once([' ', '.']));
+            needed.extend(names.filter_map(|(name, _)| place(name)).map(str::to_owned));
+        }
+        assert!(needed.len() > 4, "{needed:?}");
+        let missing: Vec<_> = needed.iter().filter(|name| !MEMBERS.contains(&name.as_str())).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 
     #[test]
     fn copies_of_files_that_are_gone_are_removed() {
