@@ -41,7 +41,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
         self.without_groups(&range, || {
-            let mut pass = SetDbm { grouped: false };
+            let mut pass = SetDbm::default();
             self.pass(&range, &mut pass);
             pass.grouped
         });
@@ -60,7 +60,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.check_dirty_state()?;
         self.geometry().check(&range)?;
         self.begin_downgrade();
-        let mut pass = SetDbmClean { changed: Changed::default(), grouped: false };
+        let mut pass = SetDbmClean::default();
         self.without_groups(&range, || {
             self.pass(&range, &mut pass);
             core::mem::take(&mut pass.grouped)
@@ -78,7 +78,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.check_dirty_state()?;
         let range = self.masked_range(first, mask)?;
         self.begin_downgrade();
-        let mut pass = SetDbmClean { changed: Changed::default(), grouped: false };
+        let mut pass = SetDbmClean::default();
         self.without_groups(&range, || {
             self.pass_masked(first, mask, &range, &mut pass);
             core::mem::take(&mut pass.grouped)
@@ -130,6 +130,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
 }
 
 /// Sets DBM on pages.
+#[derive(Default)]
 struct SetDbm {
     /// Some pages are still in contiguous groups, and were left as they are: another CPU made the groups meanwhile.
     grouped: bool,
@@ -162,6 +163,7 @@ impl<P: Platform, G: Granule> Pass<P, G> for SetDbm {
 }
 
 /// Sets DBM on pages, and makes them clean.
+#[derive(Default)]
 struct SetDbmClean {
     changed: Changed,
     /// As in [`SetDbm`].
@@ -175,7 +177,7 @@ impl<P: Platform, G: Granule> Pass<P, G> for SetDbmClean {
     }
 
     fn entries(&mut self, locked: &mut Locked<'_, P, G>, indexes: Range<usize>, first: Ipa) {
-        if locked.level == Level::L3 && has_groups(locked, &indexes) {
+        if has_groups(locked, &indexes) {
             self.grouped = true;
             return;
         }

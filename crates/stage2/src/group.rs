@@ -27,10 +27,10 @@ use crate::primitive;
 use crate::tlb::Scope;
 use crate::{Access, Descriptor, Granule, Ipa, IpaRange, Level, Memory, Stage2, cache};
 
-/// The given entries of a locked table, with the rest of the groups at either end.
+/// The given entries of a locked table, at least one, with the rest of the groups at either end.
 #[inline(always)]
 pub(crate) fn whole_groups<G: Granule>(locked: &Locked<'_, impl Platform, G>, indexes: Range<usize>) -> Range<usize> {
-    if !G::GROUPS || indexes.is_empty() {
+    if !G::GROUPS {
         return indexes;
     }
     let around = |index| match locked.entry(index).is_contiguous() {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Contiguous groups of 16 pages: one sequence for all entries of a group, however many of them change.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
+use std::rc::Rc;
 
-use twofold_stage2::{Contiguous, Error, Grouped, Kib4, Relaxed, Unwatched};
+use twofold_stage2::{Contiguous, Error, Grouped, Kib4, Marked, Relaxed, TablePage, TableSource, Unwatched};
 
 use super::*;
 use crate::platform::window::window;
-use crate::platform::{KIB_4, frame, table};
+use crate::platform::{KIB_4, MIB_2, frame, table};
 
 type Grouping = Contiguous<Kib4>;
 
@@ -165,8 +167,7 @@ fn the_hints_of_a_table_go_with_one_flush_or_none() {
         let mut guest = grouped(features, &RAM);
         assert_eq!(map_group(&mut guest, SIZE, &RAM), Ok(Grouped::New));
         guest.events();
-        let split = guest.stage2.split(range(BASE, 2 * SIZE), GIB, &mut guest.pool, |_, _| ControlFlow::Continue(()));
-        assert_eq!(split.unwrap().blocks, 2);
+        assert_eq!(split(&mut guest, range(BASE, 2 * SIZE)), 2);
         let expected = match flushes {
             true => [&broken()[..], &flush(32), &made(RAM.access)].concat(),
             false => vec![Event::Dsb(Domain::IshSt)],
@@ -200,5 +201,210 @@ fn an_old_grant_makes_no_group() {
         let mapped = grant.map_group(Level::L3, &RAM, pool, &mut |_| ());
         assert_eq!(mapped, Err(Error::Withdrawn { ipa: BASE }));
         assert_eq!(stage2.look_up(BASE).map(|leaf| leaf.pa()), None);
+    }
+}
+
+/// Maps a page or a block, and forgets the events.
+fn map_at(guest: &mut Guest<Grouping>, at: u64, level: Level, attributes: &Attributes) {
+    let grant = guest.stage2.open(window(frame(at), Kib4.span(level)), BASE + at);
+    assert_eq!(grant.map(level, attributes, &mut guest.pool), Ok(Mapped::New));
+    guest.events();
+}
+
+/// The pages with the hint, of those from [`BASE`] on.
+fn hints(guest: &Guest<Grouping>, pages: u64) -> Vec<u64> {
+    let hinted = |page: &u64| {
+        let leaf = guest.stage2.look_up(BASE + page * KIB_4);
+        leaf.is_some_and(|leaf| leaf.descriptor.is_contiguous())
+    };
+    (0..pages).filter(hinted).collect()
+}
+
+/// The number of groups whose hint a split of this range has cleared, and of blocks.
+fn split(guest: &mut Guest<Grouping>, range: IpaRange) -> u64 {
+    let split = guest.stage2.split(range, GIB, &mut guest.pool, |_, _| ControlFlow::Continue(()));
+    split.unwrap().blocks
+}
+
+#[test]
+fn a_split_finds_the_groups_that_its_range_touches() {
+    for features in [HINTS, LIVE] {
+        let mut guest = guest(features);
+        // Three groups, 16 pages alone, a group; a group in the next table.
+        for at in [0, 1, 2, 4, 32] {
+            assert_eq!(map_group(&mut guest, at * SIZE, &RAM), Ok(Grouped::New));
+        }
+        (48..64).for_each(|page| map_page(&mut guest, page * KIB_4, &RAM));
+        assert_eq!(split(&mut guest, range(BASE, SIZE)), 1);
+        assert_eq!(hints(&guest, 80), (16..48).chain(64..80).collect::<Vec<_>>(), "none behind the range");
+        assert_eq!(split(&mut guest, range(BASE, SIZE)), 0);
+        assert_eq!(split(&mut guest, range(BASE + 2 * SIZE - KIB_4, 2 * KIB_4)), 2, "a page of each");
+        assert_eq!(hints(&guest, 80), (64..80).collect::<Vec<_>>());
+        assert_eq!(split(&mut guest, range(BASE + 3 * SIZE, SIZE + KIB_4)), 1, "behind pages alone");
+        assert_eq!(split(&mut guest, range(BASE + 5 * SIZE, 28 * SIZE)), 1, "in the next table");
+        assert_eq!(hints(&guest, 33 * 16), []);
+    }
+}
+
+#[test]
+fn a_group_of_blocks_is_found_beside_tables() {
+    let mut guest = guest(HINTS);
+    map_at(&mut guest, 0, Level::L3, &RAM);
+    for block in 1..16 {
+        map_at(&mut guest, block * MIB_2, Level::L2, &RAM);
+    }
+    let grant = guest.stage2.open(window(frame(16 * MIB_2), 16 * MIB_2), BASE + 16 * MIB_2);
+    assert_eq!(grant.map_group(Level::L2, &RAM, &mut guest.pool, &mut |_| ()), Ok(Grouped::New));
+    let grouped = |guest: &Guest<Grouping>| {
+        let leaf = |block: u64| guest.stage2.look_up(BASE + block * MIB_2).unwrap();
+        (16..32).filter(|block| leaf(*block).descriptor.is_contiguous()).count()
+    };
+    assert_eq!(grouped(&guest), 16);
+    // A page of one of its blocks. The others keep their size, and lose the hint.
+    let page = range(BASE + 20 * MIB_2 + KIB_4, KIB_4);
+    guest.stage2.unmap(page, &mut guest.pool, Unwatched).unwrap().complete().free(&mut guest.pool);
+    assert_eq!(grouped(&guest), 0);
+    let levels = [19, 20, 21].map(|block| guest.stage2.look_up(BASE + block * MIB_2).unwrap().level);
+    assert_eq!(levels, [Level::L2, Level::L3, Level::L2]);
+    assert_eq!(guest.stage2.look_up(page_of(20, 1)), None);
+    assert_eq!(guest.stage2.look_up(page_of(20, 2)).unwrap().pa(), frame(20 * MIB_2 + 2 * KIB_4));
+}
+
+fn page_of(block: u64, page: u64) -> Ipa {
+    BASE + block * MIB_2 + page * KIB_4
+}
+
+/// Hardware sets the access flag of one leaf, and the whole group counts as accessed.
+#[test]
+fn access_flags_stay_when_the_hint_goes() {
+    const ACCESSED: u64 = 1 << 10;
+    for features in [HINTS, LIVE] {
+        let mut guest = grouped(features, &RAM);
+        let aged = |guest: &Guest<Grouping>| {
+            let mut pages = 0;
+            guest.stage2.age(range(BASE, SIZE), &mut |marked: Marked| pages += marked.mask.count_ones()).unwrap();
+            pages
+        };
+        assert_eq!([aged(&guest), aged(&guest)], [16, 0]);
+        assert_eq!((split(&mut guest, range(BASE, SIZE)), aged(&guest)), (1, 0), "{features:?}");
+        assert_eq!(map_group(&mut guest, 0, &Attributes { accessed: false, ..RAM }), Ok(Grouped::Joined));
+        let entry = guest.walk(BASE + 3 * KIB_4).unwrap().entry;
+        guest.machine.hardware_sets(entry, ACCESSED);
+        assert_eq!((split(&mut guest, range(BASE, KIB_4)), aged(&guest)), (1, 16), "{features:?}");
+    }
+}
+
+/// Hardware's records, by the addresses of their pages.
+#[test]
+fn the_records_of_joined_leaves_are_reported() {
+    const WRITE: u64 = 1 << 7;
+    let tracked = Attributes { dirty_by_hardware: true, ..READ };
+    let mut guest = guest(HINTS.with_hardware_dirty_state(true));
+    (0..16).for_each(|page| map_page(&mut guest, page * KIB_4, if page == 7 { &RAM } else { &tracked }));
+    for page in [0, 6, 15] {
+        let entry = guest.walk(BASE + page * KIB_4).unwrap().entry;
+        guest.machine.hardware_sets(entry, WRITE);
+    }
+    // `map_range` reports nothing, so it joins no leaf with DBM.
+    guest.stage2.open(window(frame(0), SIZE), BASE).map_range(Level::L3, &RAM, &mut guest.pool).unwrap();
+    assert_eq!(hints(&guest, 16), []);
+    let mut written = Vec::new();
+    let grant = guest.stage2.open(window(frame(0), SIZE), BASE);
+    let joined = grant.map_group(Level::L3, &RAM, &mut guest.pool, &mut |page| written.push((page - BASE) / KIB_4));
+    assert_eq!((joined, written), (Ok(Grouped::Joined), vec![0, 6, 15]));
+    assert_eq!(hints(&guest, 16).len(), 16);
+}
+
+/// A group, or a block, that maps the same and allows as much is enough. Other memory is refused, and nothing changes.
+#[test]
+fn what_is_mapped_already_stays() {
+    let mut guest = grouped(HINTS, &RAM);
+    for (attributes, is_enough) in [(READ, true), (RAM, true), (ALL, false), (READ, true)] {
+        let mapped = map_group(&mut guest, 0, &attributes).unwrap();
+        assert_eq!(matches!(mapped, Grouped::Already(leaf) if leaf.address() == frame(0)), is_enough);
+    }
+    map_at(&mut guest, MIB_2, Level::L2, &RAM);
+    let mapped = map_group(&mut guest, MIB_2 + SIZE, &RAM).unwrap();
+    assert!(matches!(mapped, Grouped::Already(leaf) if leaf.address() == frame(MIB_2)), "{mapped:?}");
+    let level = |guest: &Guest<Grouping>| guest.stage2.look_up(BASE + MIB_2).unwrap().level;
+    assert_eq!(level(&guest), Level::L2);
+    // The frames of the group before: the block is split to see that they differ.
+    let grant = guest.stage2.open(window(frame(MIB_2), SIZE), BASE + MIB_2 + SIZE);
+    let other = grant.map_group(Level::L3, &RAM, &mut guest.pool, &mut |_| ());
+    assert_eq!(other, Err(Error::NotOneGroup { ipa: BASE + MIB_2 + SIZE, level: Level::L3 }));
+    assert_eq!(level(&guest), Level::L3);
+}
+
+#[test]
+fn what_is_no_group_is_refused() {
+    let mut guest = guest(HINTS.with_hardware_dirty_state(true));
+    let mut map = |at: u64, to: u64, level, attributes: &Attributes| {
+        let grant = guest.stage2.open(window(frame(to), 64 * MIB_2), BASE + at);
+        grant.map_group(level, attributes, &mut guest.pool, &mut |_| ())
+    };
+    let misaligned = |address: u64, size| Err(Error::Misaligned { address, size });
+    assert_eq!(map(KIB_4, 0, Level::L3, &RAM), misaligned((BASE + KIB_4).raw(), SIZE));
+    assert_eq!(map(0, 8 * KIB_4, Level::L3, &RAM), misaligned(frame(8 * KIB_4).raw(), SIZE));
+    assert_eq!(map(8 * MIB_2, 0, Level::L2, &RAM), misaligned((BASE + 8 * MIB_2).raw(), 16 * MIB_2));
+    let tracked = Attributes { dirty_by_hardware: true, ..RAM };
+    assert_eq!(map(0, 0, Level::L3, &tracked), Err(Error::GroupWithDbm));
+    assert_eq!(map(0, 0, Level::L3, &RAM), Ok(Grouped::New));
+    assert_eq!(map(0, 0, Level::L2, &RAM), Err(Error::TableInTheWay { ipa: BASE, level: Level::L2 }));
+    // One page of the group has another frame.
+    let page = range(BASE + 5 * KIB_4, KIB_4);
+    guest.stage2.unmap(page, &mut guest.pool, Unwatched).unwrap().complete().free(&mut guest.pool);
+    let odd = guest.stage2.open(window(frame(MIB_2), KIB_4), BASE + 5 * KIB_4);
+    assert_eq!(odd.map(Level::L3, &RAM, &mut guest.pool), Ok(Mapped::New));
+    let other = Error::NotOneGroup { ipa: BASE + 5 * KIB_4, level: Level::L3 };
+    assert_eq!(map_group(&mut guest, 0, &RAM), Err(other));
+    assert_eq!(hints(&guest, 16), []);
+}
+
+/// A CPU without table pages: all tables are there.
+struct NoPages;
+
+impl TableSource<Grouping> for NoPages {
+    fn take(&mut self) -> Option<TablePage<Grouping>> {
+        None
+    }
+
+    fn give(&mut self, _: TablePage<Grouping>) {
+        unreachable!("no table is unlinked");
+    }
+}
+
+/// What sets DBM on all 16 pages.
+type SetsDbm = fn(&Stage2<Host, Grouping>);
+
+/// Another CPU joins the pages again when their hint has gone. DBM is set on no leaf of a group.
+#[test]
+fn dbm_is_set_beside_a_cpu_that_joins_the_pages_again() {
+    let operations: [SetsDbm; 3] = [
+        |stage2| stage2.set_dbm(range(BASE, SIZE)).unwrap(),
+        |stage2| drop(stage2.set_dbm_clean(range(BASE, SIZE)).unwrap().complete()),
+        |stage2| drop(stage2.set_dbm_clean_mask(BASE, 0xffff).unwrap().complete()),
+    ];
+    for operation in operations {
+        let Guest { machine, stage2, pool, .. } = grouped(HINTS.with_hardware_dirty_state(true), &RAM);
+        let (stage2, joined) = (Rc::new(stage2), Rc::new(Cell::new(0)));
+        let (there, count) = (stage2.clone(), joined.clone());
+        let mut made = 0;
+        machine.set_hook(move |event, _| {
+            // The first of these is of the flush, the second comes when the leaves are valid again.
+            made += u32::from(*event == Event::Dsb(Domain::IshSt));
+            if made == 2 && count.get() == 0 {
+                count.set(1);
+                let grant = there.open(window(frame(0), SIZE), BASE);
+                let mapped = grant.map_group(Level::L3, &RAM, &mut NoPages, &mut |_| ());
+                assert_eq!(mapped, Ok(Grouped::Joined));
+            }
+        });
+        operation(&stage2);
+        assert_eq!(joined.get(), 1, "the other CPU has joined them");
+        for page in 0..16 {
+            let leaf = stage2.look_up(BASE + page * KIB_4).unwrap().descriptor;
+            assert!(leaf.is_hardware_tracked() && !leaf.is_contiguous(), "{leaf:?}");
+        }
+        drop(pool);
     }
 }
