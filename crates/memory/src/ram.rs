@@ -195,8 +195,8 @@ impl<G: Granule> Ram<G> {
 }
 
 impl<G: Granule> Ram<G> {
-    /// [`back`](Self::back), and the page made ready to be mapped or written: whether it was zeroed, the frames that have it, and its offset
-    /// there in bytes.
+    /// [`back`](Self::back), and the page made ready to be mapped or written: whether it was zeroed, the frames that have it,
+    /// and its offset there in bytes.
     pub(crate) fn back_ready<P: Platform>(
         &mut self,
         ipa: Ipa,

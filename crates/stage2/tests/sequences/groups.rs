@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-use twofold_stage2::{Contiguous, Error, Grouped, Kib4, Marked, Relaxed, TablePage, TableSource, Unwatched};
+use twofold_stage2::{Contiguous, Error, Grouped, Kib4, Marked, Memory, Relaxed, TablePage, TableSource, Unwatched};
 
 use super::*;
 use crate::platform::window::window;
@@ -22,7 +22,7 @@ const PIPT: Features = PLAIN.with_instruction_cache_pipt(true).with_tlbi_level_h
 const LIVE: Features = HINTS.with_bbm(2).with_no_conflict_abort(true);
 
 fn guest(features: Features) -> Guest<Grouping> {
-    let guest = Guest::of(Contiguous(Kib4), features, IPA_BITS, 24);
+    let guest = Guest { check: counts_agree, ..Guest::of(Contiguous(Kib4), features, IPA_BITS, 24) };
     guest.events();
     guest
 }
@@ -238,6 +238,8 @@ fn a_split_finds_the_groups_that_its_range_touches() {
         assert_eq!(split(&mut guest, range(BASE, SIZE)), 1);
         assert_eq!(hints(&guest, 80), (16..48).chain(64..80).collect::<Vec<_>>(), "none behind the range");
         assert_eq!(split(&mut guest, range(BASE, SIZE)), 0);
+        assert_eq!(map_group(&mut guest, 0, &RAM), Ok(Grouped::Joined), "the same leaves without the hint");
+        assert_eq!(split(&mut guest, range(BASE + 4 * KIB_4, KIB_4)), 1);
         assert_eq!(split(&mut guest, range(BASE + 2 * SIZE - KIB_4, 2 * KIB_4)), 2, "a page of each");
         assert_eq!(hints(&guest, 80), (64..80).collect::<Vec<_>>());
         assert_eq!(split(&mut guest, range(BASE + 3 * SIZE, SIZE + KIB_4)), 1, "behind pages alone");
@@ -274,6 +276,75 @@ fn page_of(block: u64, page: u64) -> Ipa {
     BASE + block * MIB_2 + page * KIB_4
 }
 
+/// Blocks that are joined were no tables, so the flush has their level.
+#[test]
+fn blocks_are_joined_by_one_break() {
+    let mut guest = guest(HINTS);
+    (0..16).for_each(|block| map_at(&mut guest, block * MIB_2, Level::L2, &RAM));
+    let grant = guest.stage2.open(window(frame(0), 16 * MIB_2), BASE);
+    assert_eq!(grant.map_group(Level::L2, &RAM, &mut guest.pool, &mut |_| ()), Ok(Grouped::Joined));
+    let each = (0..16).map(|block| (Tlbi::Ipas2Le1Is, Reach::At(BASE + block * MIB_2, Some(2))));
+    let expected = [&by_ipa(&each.collect::<Vec<_>>())[..], &[Event::Dsb(Domain::IshSt)]].concat();
+    assert_eq!(guest.events(), expected);
+}
+
+/// `map_range` makes a group where the first page was removed, and joins what is there.
+#[test]
+fn a_range_joins_the_pages_behind_a_hole() {
+    let mut guest = guest(HINTS);
+    (0..16).for_each(|page| map_page(&mut guest, page * KIB_4, &RAM));
+    guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, Unwatched).unwrap().complete().free(&mut guest.pool);
+    guest.stage2.open(window(frame(0), SIZE), BASE).map_range(Level::L3, &RAM, &mut guest.pool).unwrap();
+    assert_eq!(hints(&guest, 16).len(), 16);
+    guest.events();
+}
+
+/// The lines of a group that was not cached are cleaned when it goes. A cached one goes without, by a flush on completion.
+#[test]
+fn a_group_that_is_not_cached_is_cleaned_when_it_goes() {
+    for memory in [Memory::NonCacheable, Memory::Normal] {
+        let mut guest = guest(HINTS);
+        map_page(&mut guest, SIZE, &RAM);
+        assert_eq!(map_group(&mut guest, 0, &Attributes { memory, ..RAM }), Ok(Grouped::New));
+        guest.events();
+        let pending = guest.stage2.unmap(range(BASE, SIZE), &mut guest.pool, Unwatched).unwrap();
+        let mut events = guest.machine.events();
+        assert_eq!(events.is_empty(), memory == Memory::Normal);
+        pending.complete().free(&mut guest.pool);
+        events.extend(guest.events());
+        let cleaned: u64 = events.iter().map(|event| if let Event::Clean(_, size) = event { *size } else { 0 }).sum();
+        assert_eq!(cleaned, if memory == Memory::Normal { 0 } else { SIZE });
+    }
+}
+
+/// What needs no break: access flags, and more access to a group that is executable already where FEAT_BBM allows it. A
+/// device has no code.
+#[test]
+fn a_group_is_broken_and_made_executable_only_where_it_has_to_be() {
+    let guest = grouped(HINTS, &READ);
+    guest.stage2.age(range(BASE, SIZE), &mut |_: Marked| ()).unwrap();
+    assert_eq!(guest.stage2.make_young(BASE + KIB_4), Ok(true));
+    assert_eq!(guest.events(), []);
+    let accessed = |guest: &Guest<Grouping>| {
+        (0..16).all(|page| guest.stage2.look_up(BASE + page * KIB_4).unwrap().descriptor.is_accessed())
+    };
+    assert!(accessed(&guest) && hints(&guest, 16).len() == 16);
+    guest.stage2.age(range(BASE, SIZE), &mut |_: Marked| ()).unwrap();
+    assert_eq!(guest.stage2.relax_page(BASE, Access::READ), Ok(Relaxed::Widened));
+    assert!(accessed(&guest) && hints(&guest, 16).len() == 16);
+
+    let code = Attributes::ram(Access { write: false, ..Access::ALL });
+    let guest = grouped(LIVE, &code);
+    assert_eq!(guest.stage2.relax(BASE, Access::READ_WRITE), Ok(Relaxed::Widened));
+    let [first, last, _] = made(Access::ALL);
+    assert_eq!(guest.events(), [&[first, last][..], &on_this_cpu(BASE, 3)].concat());
+
+    let guest = grouped(PIPT, &Attributes::device());
+    assert_eq!(guest.stage2.relax(BASE, Access::ALL), Ok(Relaxed::Widened));
+    let expected = [&broken()[..], &flush(16), &made(Access::ALL), &on_this_cpu(BASE, 3)].concat();
+    assert_eq!(guest.events(), expected);
+}
+
 /// Hardware sets the access flag of one leaf, and the whole group counts as accessed.
 #[test]
 fn access_flags_stay_when_the_hint_goes() {
@@ -301,7 +372,7 @@ fn the_records_of_joined_leaves_are_reported() {
     let tracked = Attributes { dirty_by_hardware: true, ..READ };
     let mut guest = guest(HINTS.with_hardware_dirty_state(true));
     (0..16).for_each(|page| map_page(&mut guest, page * KIB_4, if page == 7 { &RAM } else { &tracked }));
-    for page in [0, 6, 15] {
+    for page in [1, 6, 15] {
         let entry = guest.walk(BASE + page * KIB_4).unwrap().entry;
         guest.machine.hardware_sets(entry, WRITE);
     }
@@ -311,7 +382,7 @@ fn the_records_of_joined_leaves_are_reported() {
     let mut written = Vec::new();
     let grant = guest.stage2.open(window(frame(0), SIZE), BASE);
     let joined = grant.map_group(Level::L3, &RAM, &mut guest.pool, &mut |page| written.push((page - BASE) / KIB_4));
-    assert_eq!((joined, written), (Ok(Grouped::Joined), vec![0, 6, 15]));
+    assert_eq!((joined, written), (Ok(Grouped::Joined), vec![1, 6, 15]));
     assert_eq!(hints(&guest, 16).len(), 16);
 }
 
@@ -350,6 +421,11 @@ fn what_is_no_group_is_refused() {
     assert_eq!(map(0, 0, Level::L3, &tracked), Err(Error::GroupWithDbm));
     assert_eq!(map(0, 0, Level::L3, &RAM), Ok(Grouped::New));
     assert_eq!(map(0, 0, Level::L2, &RAM), Err(Error::TableInTheWay { ipa: BASE, level: Level::L2 }));
+    let third = guest.stage2.open(window(frame(0), KIB_4), BASE + 19 * MIB_2);
+    assert_eq!(third.map(Level::L3, &RAM, &mut guest.pool), Ok(Mapped::New));
+    let blocks = guest.stage2.open(window(frame(0), 16 * MIB_2), BASE + 16 * MIB_2);
+    let in_the_way = Error::TableInTheWay { ipa: BASE + 19 * MIB_2, level: Level::L2 };
+    assert_eq!(blocks.map_group(Level::L2, &RAM, &mut guest.pool, &mut |_| ()), Err(in_the_way));
     // One page of the group has another frame.
     let page = range(BASE + 5 * KIB_4, KIB_4);
     guest.stage2.unmap(page, &mut guest.pool, Unwatched).unwrap().complete().free(&mut guest.pool);
@@ -358,6 +434,14 @@ fn what_is_no_group_is_refused() {
     let other = Error::NotOneGroup { ipa: BASE + 5 * KIB_4, level: Level::L3 };
     assert_eq!(map_group(&mut guest, 0, &RAM), Err(other));
     assert_eq!(hints(&guest, 16), []);
+}
+
+#[test]
+fn tables_of_another_type_have_no_groups() {
+    let mut plain = Guest::new(HINTS, IPA_BITS);
+    let grant = plain.stage2.open(window(frame(0), SIZE), BASE);
+    let mapped = grant.map_group(Level::L3, &RAM, &mut plain.pool, &mut |_| ());
+    assert_eq!(mapped, Err(Error::NoGroupAtLevel { level: Level::L3 }));
 }
 
 /// A CPU without table pages: all tables are there.

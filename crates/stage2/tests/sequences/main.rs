@@ -31,7 +31,7 @@ use crate::platform::window::ByAddress as _;
 use platform::tlb::Reach;
 use platform::{Event, GIB, Guest, Host, PLAIN, Sight};
 use twofold_stage2::platform::{Domain, Tlbi};
-use twofold_stage2::{Access, Attributes, Features, Ipa, IpaRange, Level, Mapped, Pa, Stage2};
+use twofold_stage2::{Access, Attributes, Features, Granule, Ipa, IpaRange, Level, Mapped, Pa, Stage2};
 
 /// Level hints, and no cache maintenance, which has its own tests.
 const HINTS: Features = PLAIN.with_tlbi_level_hint(true).with_forced_write_back(true);
@@ -52,7 +52,7 @@ fn guest(features: Features) -> Guest {
 }
 
 /// The counts of the tables agree with their entries.
-fn counts_agree(stage2: &Stage2<Host>) {
+fn counts_agree<G: Granule>(stage2: &Stage2<Host, G>) {
     #[cfg(feature = "checked")]
     stage2.audit().unwrap();
     #[cfg(not(feature = "checked"))]
