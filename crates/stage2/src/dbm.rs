@@ -166,7 +166,7 @@ impl<P: Platform, G: Granule> Pass<P, G> for SetDbm {
 #[derive(Default)]
 struct SetDbmClean {
     changed: Changed,
-    /// As in [`SetDbm`].
+    /// As in [`SetDbm`], for blocks too.
     grouped: bool,
 }
 

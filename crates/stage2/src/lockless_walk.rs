@@ -28,8 +28,8 @@
 //! A coalesce makes the parent's entry busy in U2 and unlocks the parent at once. It holds the table's lock until after
 //! U3.
 //!
-//! [`Stage2::lockless_walk`] does W1 to W3 for each table that it follows. It returns the last entry after W2 only: the
-//! caller does W3 ([`Stage2::is_still_linked`]) or W4 ([`Stage2::lock`]) before it relies on that entry.
+//! [`Stage2::lockless_walk`] does W1 to W3 for each entry above the level that it is asked for. An entry of that level is
+//! returned after W2 only: the caller does W3 ([`Stage2::is_still_linked`]) or W4 ([`Stage2::lock`]) before it relies on it.
 //!
 //! # Why it is safe
 //!
@@ -68,7 +68,8 @@ pub(crate) struct EntryLocation<'a, G: Granule> {
     pub(crate) level: Level,
     pub(crate) index: usize,
     pub(crate) cell: Cell<'a, G>,
-    /// The entry, as W2 loaded it. It is valid only after W3 ([`Stage2::is_still_linked`]); read it again under the lock (W4).
+    /// The entry, as W2 loaded it. At the level that was asked for, it is valid only after W3 ([`Stage2::is_still_linked`]).
+    /// Read it again under the lock (W4).
     pub(crate) entry: Descriptor<G>,
     /// The snapshot of W1.
     pub(crate) then: Snapshot,
@@ -140,7 +141,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             index = (ipa.raw() >> shift) as usize & (self.geometry().granule().entries() - 1);
             cell = table.entry(index);
             entry = cell.look(); // W2
-            // W3. For the last entry it is the caller's.
+            // W3. At `level` it is the caller's.
             if at < level && !self.sequence.is_still(then) {
                 return Err(Retry);
             }

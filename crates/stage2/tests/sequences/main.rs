@@ -60,7 +60,7 @@ fn counts_agree<G: Granule>(stage2: &Stage2<Host, G>) {
 }
 
 /// Maps a leaf where none is, and forgets the recorded events.
-fn map(guest: &mut Guest, ipa: Ipa, pa: Pa, level: Level, attributes: &Attributes) {
+fn map<G: Granule>(guest: &mut Guest<G>, ipa: Ipa, pa: Pa, level: Level, attributes: &Attributes) {
     assert_eq!(guest.stage2.map(ipa, pa, level, attributes, &mut guest.pool), Ok(Mapped::New));
     guest.events();
 }

@@ -37,12 +37,12 @@ const EXCUSED: &[Excused] = &[
     Excused {
         file: "crates/stage2/src/group.rs",
         label: "Stage2::remake/lock_whatever/no-acquire",
-        reason: "seen only by another entry of the table, and the model's tables hold one group; Busy::make has the same lock",
+        reason: "only another entry of the table can show it, and the model's tables hold one group; Busy::make takes the same lock",
     },
     Excused {
         file: "crates/stage2/src/map_group.rs",
         label: "Stage2::fill_group/lock_whatever/no-acquire",
-        reason: "seen only by another entry of the table, and the model's tables hold one group; Busy::make has the same lock",
+        reason: "only another entry of the table can show it, and the model's tables hold one group; Busy::make takes the same lock",
     },
     Excused {
         file: "crates/stage2/src/table_lock.rs",

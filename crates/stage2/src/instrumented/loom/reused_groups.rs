@@ -50,12 +50,6 @@ fn what_changes_a_group_is_not_seen_late() {
     is_not_seen(|stage2, pages| map_group_at(stage2, BLOCK, &RAM, pages));
 }
 
-/// The frames of address 0 are mapped at `at`, as a group.
-fn map_twin(stage2: &Tables, at: u64, level: Level, attributes: &Attributes, pages: &mut Pool) {
-    let (ipa, pa) = (Ipa::new(at), home(Ipa::new(0)));
-    let _ = stage2.map_group_to((ipa, pa), Sample::NONE, level, attributes, pages, None).expect("mapped");
-}
-
 /// The first group's table is unlinked, and reused for a group of the same frames in the upper half. A late operation on
 /// the first group leaves that one as it is, and its table's counts.
 fn leaves_twin(late: Operation) {
@@ -66,7 +60,8 @@ fn leaves_twin(late: Operation) {
             let there = stage2.clone();
             let taker = loom::thread::spawn(move || {
                 there.unmap(range(0, BLOCK), &mut own, Unwatched).expect("unmapped").complete().free(&mut own);
-                map_twin(&there, BLOCK, Level::L3, &READ, &mut own);
+                let twin = (Ipa::new(BLOCK), home(Ipa::new(0)));
+                let _ = there.map_group_to(twin, Sample::NONE, Level::L3, &READ, &mut own, None).expect("mapped");
                 own
             });
             late(&stage2, &mut others);
