@@ -43,7 +43,8 @@ impl Run {
         let to = self.pa() + offset;
         let (source, target) = (platform.pointer(from.pa() + first).cast::<u64>(), platform.pointer(to).cast::<u64>());
         for piece in 0..(size / PIECE_SIZE) as usize {
-            for index in piece * PIECE..(piece + 1) * PIECE {
+            for word in 0..PIECE {
+                let index = piece * PIECE + word;
                 // SAFETY: both places are inside donated memory, which is mapped while the platform lives, and no reference
                 // covers it. Frames are aligned.
                 unsafe { target.add(index).write_volatile(source.add(index).read_volatile()) };
@@ -84,6 +85,10 @@ impl Run {
                     // SAFETY: as above. Frames are aligned, and `units` returns 4 for a multiple of 4.
                     unsafe { place.cast::<u32>().write_volatile(u32::from_ne_bytes([a, b, c, d])) }
                 }
+                [a, b, c, d, e, f, g, h] => {
+                    // SAFETY: as above. Frames are aligned, and `units` returns 8 for a multiple of 8.
+                    unsafe { place.cast::<u64>().write_volatile(u64::from_ne_bytes([a, b, c, d, e, f, g, h])) }
+                }
                 // SAFETY: as above. Frames are aligned, and `units` returns a multiple of 8 for one of 8.
                 _ => unsafe { write_words(place, now) },
             }
@@ -122,6 +127,10 @@ impl Run {
                     // SAFETY: as above. Frames are aligned, and `units` returns 4 for a multiple of 4.
                     now.copy_from_slice(&unsafe { place.cast::<u32>().read_volatile() }.to_ne_bytes());
                 }
+                8 => {
+                    // SAFETY: as above. Frames are aligned, and `units` returns 8 for a multiple of 8.
+                    now.copy_from_slice(&unsafe { place.cast::<u64>().read_volatile() }.to_ne_bytes());
+                }
                 // SAFETY: as above. Frames are aligned, and `units` returns a multiple of 8 for one of 8.
                 _ => unsafe { read_words(place, now) },
             }
@@ -130,8 +139,8 @@ impl Run {
     }
 }
 
-/// Writes whole words. The image's target accesses nothing that is not aligned, so bytes that are not would be gathered one by
-/// one: if they are at a multiple of 4 at least, and are more than one word, each store is of 4 bytes.
+/// Writes several words. The image's target accesses nothing that is not aligned, so bytes that are not would be gathered one
+/// by one: if they are at a multiple of 4 at least, each store is of 4 bytes.
 ///
 /// # Safety
 ///
@@ -144,7 +153,7 @@ unsafe fn write_words(place: NonNull<u8>, bytes: &[u8]) {
             // SAFETY: promised by the caller.
             unsafe { place.cast::<u64>().add(index).write_volatile(*word) };
         }
-    } else if size_of_val(halves) == bytes.len() && bytes.len() > 8 {
+    } else if size_of_val(halves) == bytes.len() {
         for (index, half) in halves.iter().enumerate() {
             // SAFETY: promised by the caller.
             unsafe { place.cast::<u32>().add(index).write_volatile(*half) };
@@ -157,7 +166,7 @@ unsafe fn write_words(place: NonNull<u8>, bytes: &[u8]) {
     }
 }
 
-/// Reads whole words, as [`write_words`] writes them.
+/// Reads several words, as [`write_words`] writes them.
 ///
 /// # Safety
 ///
@@ -175,7 +184,7 @@ unsafe fn read_words(place: NonNull<u8>, bytes: &mut [u8]) {
     }
     // SAFETY: as above.
     let halves = unsafe { bytes.align_to_mut::<u32>().1 };
-    if size_of_val(halves) == length && length > 8 {
+    if size_of_val(halves) == length {
         for (index, half) in halves.iter_mut().enumerate() {
             // SAFETY: promised by the caller.
             *half = unsafe { place.cast::<u32>().add(index).read_volatile() };
@@ -223,6 +232,7 @@ mod tests {
         for (pa, bytes, widths) in [
             (0x10_0000, 4096, &[4096][..]),
             (0x10_0008, 79, &[72, 4, 2, 1]),
+            (0x10_0008, 8, &[8]),
             (0x10_0ff8, 7, &[4, 2, 1]),
             (0x10_0001, 64, &[1, 2, 4, 56, 1]),
             (0x10_0004, 64, &[4, 56, 4]),
