@@ -156,8 +156,9 @@ impl Run {
         if offset >= self.size || !offset.is_multiple_of(TablePage::SIZE) {
             no_pages(self.pa, self.size, offset, TablePage::SIZE);
         }
-        zero(platform, features.zero_block, self.pa + offset, TablePage::SIZE);
-        primitive::data_written(self.pa + offset, TablePage::SIZE);
+        let pa = self.pa + offset;
+        zero(platform, features.zero_block, pa, TablePage::SIZE);
+        primitive::data_written(pa, TablePage::SIZE);
     }
 
     /// Zeroes the pages of `size` bytes that begin `offset` bytes into the run. Both are multiples of 4 KiB.
@@ -170,8 +171,9 @@ impl Run {
         if !fits || !(offset | size).is_multiple_of(TablePage::SIZE) {
             no_pages(self.pa, self.size, offset, size);
         }
-        zero(platform, features.zero_block, self.pa + offset, size);
-        primitive::data_written(self.pa + offset, size);
+        let pa = self.pa + offset;
+        zero(platform, features.zero_block, pa, size);
+        primitive::data_written(pa, size);
     }
 
     /// Zeroes all of it.
