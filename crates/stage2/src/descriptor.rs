@@ -280,7 +280,7 @@ impl<G: Granule> Descriptor<G> {
             Format::Bits48 | Format::Lpa => 48,
             Format::Lpa2 => 50,
         };
-        (self.address().raw() & ((1 << lower) - 1)).saturating_add(bytes) <= 1 << lower
+        (self.address().raw() % (1 << lower)).saturating_add(bytes) <= 1 << lower
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Execute, Kib4Lpa2, Kib16, Kib16Lpa2, Kib64, Shareability};
+    use crate::{Contiguous, Execute, Kib4Lpa2, Kib16, Kib16Lpa2, Kib64, Shareability};
 
     fn any_access() -> impl Strategy<Value = Access> {
         any::<(bool, bool, bool, bool)>().prop_map(|(read, write, el0, el1)| Access {
@@ -384,6 +384,7 @@ mod tests {
             prop_assert_eq!(entry.is_hardware_tracked(), raw & 1 == 1 && raw >> 51 & 1 == 1);
             prop_assert_eq!(entry.is_hardware_dirty(), raw >> 7 & 1 == 1 && raw >> 51 & 1 == 1);
             prop_assert_eq!(entry.memory_bits(), raw & 0x33c, "MemAttr and SH");
+            prop_assert_eq!(Descriptor::<Kib4Lpa2>::from_raw(raw).memory_bits(), raw & 0x3c, "MemAttr alone");
         }
     }
 
@@ -405,6 +406,22 @@ mod tests {
         let software = Attributes { software: 0xff, ..all };
         assert_eq!(<Descriptor>::leaf(pa, Level::L3, &software, &fwb).raw(), 0x0780_0000_8060_07db, "four bits");
         assert_eq!(<Descriptor>::table(pa).raw(), 0x8060_0003);
+        assert_eq!(<Descriptor>::types_that_leave_lines(&plain), [0b0101 << 2, 0b1111 << 2]);
+        assert_eq!(<Descriptor>::types_that_leave_lines(&fwb), [0b0101 << 2; 2], "cacheable memory leaves none");
+    }
+
+    /// Bit 52 is ignored in tables without groups. In tables with them, it marks the leaves of a group, and without VALID a
+    /// leaf that a CPU is changing.
+    #[test]
+    fn the_contiguous_hint_counts_only_in_tables_with_groups() {
+        fn seen<G: Granule>(raw: u64) -> [bool; 3] {
+            let entry = Descriptor::<G>::from_raw(raw);
+            [entry.is_contiguous(), entry.is_broken_of_group(), entry.is_busy()]
+        }
+        let (grouped, broken) = (0x0010_0000_8060_07ff, 0x0010_0000_8060_07fe);
+        assert_eq!([grouped, broken].map(seen::<Contiguous>), [[true, false, false], [false, true, true]]);
+        assert_eq!([grouped, broken].map(seen::<Kib4>), [[false; 3]; 2]);
+        assert_eq!(seen::<Contiguous>(0x8060_07ff), [false; 3], "a leaf of its own");
     }
 
     /// Arm ARM DDI 0487K.a, D8.3: with FEAT_LPA2, bits 9 and 8 are address bits 51 and 50. With the 64 KiB granule, bits 15
@@ -422,11 +439,13 @@ mod tests {
         let lpa = Descriptor::<Kib64>::leaf(pa, Level::L3, &all, &features);
         assert_eq!((lpa.raw(), lpa.address()), (0x0000_4567_8000_e7ff, pa));
         assert_eq!(Descriptor::<Kib64>::table(pa).raw(), 0x0000_4567_8000_e003);
-        // The last page below bit 48, and below bit 50, is the last that a plain addition reaches.
-        let lpa = Descriptor::<Kib64>::leaf(Pa::new((1 << 48) - (64 << 10)), Level::L3, &all, &features);
-        assert_eq!([1, 2].map(|pages| lpa.advances_plainly(pages << 16)), [true, false]);
-        let lpa2 = Descriptor::<Kib4Lpa2>::leaf(Pa::new((1 << 50) - (4 << 10)), Level::L3, &all, &features);
-        assert_eq!([1, 2].map(|pages| lpa2.advances_plainly(pages << 12)), [true, false]);
+        // A plain addition carries into bit 48, or bit 50, of the address at the end of the last page below it.
+        for multiple in 1..=3 {
+            let lpa = Descriptor::<Kib64>::leaf(Pa::new((multiple << 48) - (64 << 10)), Level::L3, &all, &features);
+            assert_eq!([1, 2].map(|pages| lpa.advances_plainly(pages << 16)), [true, false]);
+            let lpa2 = Descriptor::<Kib4Lpa2>::leaf(Pa::new((multiple << 50) - (4 << 10)), Level::L3, &all, &features);
+            assert_eq!([1, 2].map(|pages| lpa2.advances_plainly(pages << 12)), [true, false]);
+        }
         assert_eq!(Descriptor::<Kib16>::from_raw(u64::MAX).address().raw(), 0x0000_ffff_ffff_c000);
     }
 
