@@ -182,6 +182,8 @@ mod tests {
         const ISS2: u64 = 0x1f << 32;
         assert_eq!(decode(0x24, 0x07, ISS2).map(|fault| fault.kind), Some(FaultKind::Translation));
         assert_eq!(decode(0x24, 0x07, 1 << 5), None, "bit 5 belongs to the status");
+        let write = decode(0x24, 0x2b, 1 << 6).map(|fault| (fault.kind, fault.access, fault.level));
+        assert_eq!(write, Some((FaultKind::Translation, AccessKind::Write, Level::L0)), "bit 6 is WnR");
         assert_eq!(decode(0x24, 0x07, 1 << 9).map(|fault| fault.access), Some(AccessKind::Read), "bit 9 is EA");
         // HPFAR_EL2: NS is bit 63, and bits 62 to 44 are reserved.
         assert_eq!(ipa_from_hpfar(0xffff_f000_0000_000f), Ipa::new(0));

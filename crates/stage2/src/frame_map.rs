@@ -71,7 +71,7 @@ impl FrameMap {
     fn find(&self, count: usize) -> Option<usize> {
         if count >= 64 {
             let words = count / 64;
-            return (0..WORDS)
+            return (0..self.out.len())
                 .step_by(words)
                 .find(|at| self.out.get(*at..*at + words).is_some_and(|words| words.iter().all(|word| *word == 0)))
                 .map(|at| at * 64);

@@ -229,6 +229,8 @@ mod tests {
         assert!(Geometry::new(Kib4, 48, &large).is_ok());
         let refused = Geometry::new(Kib4, 49, &large);
         assert_eq!(refused, Err(Error::IpaBitsOfGranule { ipa_bits: 49, granule: "4 KiB" }), "more needs FEAT_LPA2");
+        let refused = Geometry::new(Kib4, 52, &large);
+        assert_eq!(refused, Err(Error::IpaBitsOfGranule { ipa_bits: 52, granule: "4 KiB" }), "the CPU has as many");
         let small = Features { pa_bits: 40, ..Features::NONE };
         assert_eq!(Geometry::new(Kib4, 41, &small), Err(Error::IpaBits { ipa_bits: 41, most: 40 }));
     }
@@ -297,6 +299,9 @@ mod tests {
         let short = Features { pa_bits: 48, ..LARGE };
         assert_eq!(Geometry::new(Kib64, 49, &short).err(), Some(Error::IpaBits { ipa_bits: 49, most: 48 }));
         assert_eq!(Geometry::new(Kib4Lpa2, 53, &LARGE).err(), Some(Error::IpaBits { ipa_bits: 53, most: 52 }));
+        let larger = Features { pa_bits: 56, ..LARGE };
+        let refused = Geometry::new(Kib64, 53, &larger).err();
+        assert_eq!(refused, Some(Error::IpaBitsOfGranule { ipa_bits: 53, granule: "64 KiB" }));
     }
 
     /// Leaves are below the root's level, and not above the largest block's.
