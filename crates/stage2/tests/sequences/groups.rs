@@ -354,6 +354,40 @@ fn access_flags_stay_when_the_hint_goes() {
     }
 }
 
+/// Hardware sets the access flag of one leaf, and the whole group is reported, but nothing beside it. Beside a page with
+/// DBM, access flags are cleared one by one.
+#[test]
+fn a_group_is_as_young_as_any_of_its_pages() {
+    const ACCESSED: u64 = 1 << 10;
+    const OLD: Attributes = Attributes { accessed: false, ..RAM };
+    fn sets_accessed(guest: &Guest<Grouping>, page: u64) {
+        guest.machine.hardware_sets(guest.walk(BASE + page * KIB_4).unwrap().entry, ACCESSED);
+    }
+    fn aged(guest: &Guest<Grouping>, range: IpaRange) -> Vec<(u64, u64)> {
+        let mut young = Vec::new();
+        guest.stage2.age(range, &mut |found| young.push(((found.ipa - BASE) / KIB_4, found.mask))).unwrap();
+        young
+    }
+    for has_dbm in [false, true] {
+        let mut guest = guest(HINTS.with_hardware_dirty_state(true));
+        for group in [0, 1, 4, 8] {
+            assert_eq!(map_group(&mut guest, group * SIZE, &OLD), Ok(Grouped::New));
+        }
+        (32..48).for_each(|page| map_page(&mut guest, page * KIB_4, &OLD));
+        if has_dbm {
+            map_page(&mut guest, 200 * KIB_4, &Attributes { dirty_by_hardware: true, ..OLD });
+        }
+        // A page of three of the groups, and a page alone.
+        [19, 40, 64, 143].into_iter().for_each(|page| sets_accessed(&guest, page));
+        let table = range(BASE, MIB_2);
+        assert_eq!(aged(&guest, table.clone()), [(0, 0xffff << 16 | 1 << 40), (64, 0xffff), (128, 0xffff)]);
+        assert_eq!(aged(&guest, table), []);
+        // From a page inside the second group on.
+        sets_accessed(&guest, 18);
+        assert_eq!(aged(&guest, range(BASE + 20 * KIB_4, KIB_4)), [(16, 0xffff)]);
+    }
+}
+
 /// Hardware's records, by the addresses of their pages.
 #[test]
 fn the_records_of_joined_leaves_are_reported() {
