@@ -39,18 +39,18 @@ impl CleanedPieces {
     ///
     /// If the run has no such piece.
     pub fn clean<P: Platform>(&mut self, platform: &P, features: &Features, run: &Run, offset: u64) {
-        let fits = offset.is_multiple_of(Self::PIECE) && offset < run.size().min(Self::BLOCK);
-        assert!(fits && run.size() - offset >= Self::PIECE, "no piece {offset:#x} bytes into {run:?}");
+        let is_piece = offset.is_multiple_of(Self::PIECE) && offset < Self::BLOCK;
+        assert!(is_piece && offset + Self::PIECE <= run.size(), "no piece {offset:#x} bytes into {run:?}");
         cache::clean(platform, features, (run.pa() + offset, Self::PIECE));
         self.0 |= Self::bit(offset);
     }
 
-    /// Whether the piece with the byte at `offset` is noted.
+    /// Whether the piece with the byte at `offset`, which is less than [`BLOCK`](Self::BLOCK), is noted.
     pub fn has(self, offset: u64) -> bool {
         self.0 & Self::bit(offset) != 0
     }
 
-    /// The piece with the byte at `offset` was written, or is about to be.
+    /// The piece with the byte at `offset`, which is less than [`BLOCK`](Self::BLOCK), was written, or is about to be.
     pub fn forget(&mut self, offset: u64) {
         self.0 &= !Self::bit(offset);
     }
@@ -64,7 +64,7 @@ impl CleanedPieces {
     const ALL: u64 = (1 << (Self::BLOCK / Self::PIECE)) - 1;
 
     fn bit(offset: u64) -> u64 {
-        1 << (offset / Self::PIECE % (Self::BLOCK / Self::PIECE))
+        1 << (offset / Self::PIECE)
     }
 }
 

@@ -505,3 +505,9 @@ pub fn table(index: u64) -> Pa {
 pub fn frame(offset: u64) -> Pa {
     FRAMES + offset
 }
+
+/// Guest memory at `offset` as a run, which may be lent. Only its lines are maintained.
+pub fn frames(offset: u64, size: u64) -> Run {
+    // SAFETY: no code accesses a frame.
+    unsafe { Donated::new(frame(offset), size) }.into_run()
+}

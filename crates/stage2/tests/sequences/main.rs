@@ -8,6 +8,7 @@
 mod platform;
 
 mod change;
+mod clean_ahead;
 mod coalesce;
 mod content;
 mod dbm;
