@@ -161,8 +161,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                     dirty(leaf);
                 }
             };
-            let live = self.features().resizes_live() && !FREE_FIRST && !other_memory;
-            if live && self.is_whole_block(&child, new) {
+            if !FREE_FIRST && self.features().resizes_live() && self.is_whole_block(&child, new) {
                 drop(held);
                 self.replace_table((parent, child), &location, ipa, new); // C3 to C6, without a break
                 let tables = self.free_tree(link, Look::HardwareTracked, tables, &mut harvest);

@@ -128,6 +128,26 @@ fn a_full_table_becomes_a_block_without_a_break() {
     assert_eq!(guest.events(), [made, flush, vec![Event::Give(table(1))]].concat());
 }
 
+/// The pages were cleaned for their type, and the block has the same one.
+#[test]
+fn a_full_table_of_any_memory_becomes_a_block_without_a_break() {
+    for memory in [Memory::NonCacheable, Memory::Device] {
+        let mut guest = guest(LIVE);
+        let attributes = Attributes { memory, ..RAM };
+        map_full(&mut guest, &attributes);
+        guest.watch(BASE);
+        coalesce(&mut guest, &attributes);
+        let flush = by_ipa(&[(Tlbi::Ripas2E1Is, Reach::Range(BASE, BASE + MIB_2, None))]);
+        let made = vec![sees(BASE, 2, frame(0), RW)];
+        assert_eq!(guest.events(), [made, flush, vec![Event::Give(table(1))]].concat(), "{memory:?}");
+        // The block is cleaned when it goes, if its type needs that.
+        let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, Unwatched).unwrap();
+        pending.complete().free(&mut guest.pool);
+        let is_cleaned = guest.events().contains(&Event::Clean(frame(0), MIB_2));
+        assert_eq!(is_cleaned, memory == Memory::NonCacheable, "{memory:?}");
+    }
+}
+
 /// The parent is locked while the old table may be in a TLB: no other CPU changes the block then.
 #[test]
 fn the_parent_is_locked_during_the_flush() {
