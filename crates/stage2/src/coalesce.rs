@@ -229,7 +229,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         let Some(below) = level.below() else { return };
         loop {
             let location = self.lockless_walk(ipa, level);
-            if !location.entry.is_table(level) || location.entry.address() != table {
+            if location.entry != Descriptor::table(table) {
                 return;
             }
             let entries = self.geometry().granule().entries();
@@ -269,4 +269,36 @@ struct Claim {
     cleaned: bool,
     /// Some leaves have another memory type.
     other_memory: bool,
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::hosted::Hosted;
+    use crate::{Access, Geometry, Vmid};
+
+    /// Another CPU may have claimed the table that is there by now.
+    #[test]
+    fn a_claim_of_another_table_is_not_given_up() {
+        let (platform, memory) = Hosted::new(6 << 20);
+        let geometry = Geometry::new(Kib4, 40, &Hosted::features()).unwrap();
+        let (mut tables, root, ram) = platform.cut(memory, &geometry).unwrap();
+        let stage2 = Stage2::new(platform, Hosted::features(), geometry, Vmid::new(1), root).unwrap();
+        let at = [0, 2 << 20].map(Ipa::new);
+        let lent = stage2.lend(ram, at[0], at[0]..at[1] + 4096);
+        let [first, second] = at.map(|ipa| {
+            let grant = stage2.grant(&lent, ipa, 4096).unwrap();
+            assert_eq!(grant.map(Level::L3, &Attributes::ram(Access::READ), &mut tables), Ok(Mapped::New));
+            let table = stage2.lockless_walk(ipa, Level::L2).entry.address();
+            stage2.platform().metadata(table).set_link(TableMetadata::CLAIMED);
+            table
+        });
+        let claimed = || [first, second].map(|table| stage2.platform().metadata(table).link());
+        stage2.give_up_claim(at[0], Level::L2, second);
+        assert_eq!(claimed(), [TableMetadata::CLAIMED; 2]);
+        stage2.give_up_claim(at[0], Level::L2, first);
+        assert_eq!(claimed(), [0, TableMetadata::CLAIMED]);
+        let (root, _) = stage2.destroy(&mut tables, crate::Unwatched);
+        assert!(root.reclaim(lent).is_ok());
+    }
 }

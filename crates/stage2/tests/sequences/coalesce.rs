@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::*;
 use crate::platform::window::ByAddress as _;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Coalesced, Leaf, Memory, Shareability};
+use twofold_stage2::{Coalesced, Error, Kib4Lpa2, Leaf, Memory, Shareability};
 
 const WRITABLE: u64 = 1 << 7;
 const RW: Access = Access::READ_WRITE;
@@ -334,6 +334,28 @@ fn where_no_table_is_it_is_a_mapping() {
     let entry = guest.stage2.look_up(BASE).unwrap().descriptor;
     assert_eq!(coalesce(&mut guest, BASE, Level::L2, &RAM).0, Coalesced::Mapped(Mapped::Already(entry)));
     assert_eq!(guest.events(), []);
+}
+
+/// With FEAT_LPA2. Smaller blocks replace tables there, too.
+#[test]
+fn a_block_of_512_gib_replaces_no_table() {
+    const SIZE: u64 = 512 * GIB;
+    let mut guest = Guest::of(Kib4Lpa2, HINTS.with_lpa2_4k(true).with_pa_bits(52), 48, 24);
+    let Guest { stage2, pool, .. } = &mut guest;
+    let (first, second) = (Ipa::new(SIZE), Ipa::new(2 * SIZE));
+    let mut coalesce = |ipa: Ipa, level| {
+        let pa = Pa::new(1 << 50) + (ipa - first);
+        stage2.coalesce(ipa, pa, level, &RAM, pool, &mut |leaf| panic!("{leaf:?}"))
+    };
+    assert_eq!(coalesce(first, Level::L0), Ok(Coalesced::Mapped(Mapped::New)));
+    assert_eq!(coalesce(second, Level::L3), Err(Error::NoLeafAtLevel { level: Level::L3 }));
+    assert_eq!(coalesce(second, Level::L2), Ok(Coalesced::Mapped(Mapped::New)));
+    let in_the_way = Error::TableInTheWay { ipa: second, level: Level::L0 };
+    assert_eq!(coalesce(second, Level::L0), Err(in_the_way));
+    assert_eq!(coalesce(second, Level::L1), Ok(Coalesced::Done { tables: 1 }));
+    assert_eq!(coalesce(second, Level::L0), Err(in_the_way));
+    let levels = [first, second].map(|ipa| guest.stage2.look_up(ipa).unwrap().level);
+    assert_eq!(levels, [Level::L0, Level::L1]);
 }
 
 /// Code is invalidated once, before the break.

@@ -11,8 +11,8 @@ use std::rc::Rc;
 use super::*;
 use crate::platform::mmu::{Leaf, Scan};
 use crate::platform::window::ByAddress as _;
-use crate::platform::{KIB_4, MIB_2, Machine, Pool, frame};
-use twofold_stage2::{Broken, Coalesced, Relaxed, Split, TablePage, TableSource, Unwatched};
+use crate::platform::{KIB_4, MIB_2, Machine, Pool, frame, frames};
+use twofold_stage2::{Broken, Coalesced, Error, Grant, Relaxed, Split, TablePage, TableSource, Unwatched};
 
 const ALL: Attributes = Attributes::ram(Access::ALL);
 
@@ -167,6 +167,30 @@ fn no_lock_is_held_while_the_lines_of_a_block_are_maintained() {
     let acted = at_event(&machine, &stage2, is_maintained, neighbour);
     assert_eq!(stage2.relax(BASE, Access::ALL), Ok(Relaxed::Widened));
     assert!(acted.get() && is_young(&stage2));
+}
+
+/// Memory is withdrawn while this CPU cleans for a block, so the block is refused. The next coalesce need not wait for the
+/// claim that this one had.
+#[test]
+fn a_coalesce_that_is_refused_gives_up_its_claim() {
+    let Guest { machine, stage2, mut pool, .. } = guest(PLAIN);
+    let stage2 = Rc::new(stage2);
+    let lent = stage2.lend(frames(0, MIB_2), BASE, range(BASE, MIB_2));
+    let other = stage2.lend(frames(GIB, KIB_4), BASE + GIB, range(BASE + GIB, KIB_4));
+    let grant = stage2.grant(&lent, BASE, MIB_2).unwrap();
+    assert_eq!(grant.map(Level::L3, &RAM, &mut pool), Ok(Mapped::New));
+    let acted = at_event(
+        &machine,
+        &stage2,
+        |event| matches!(event, Event::Clean(..)),
+        |stage2| drop(stage2.withdraw(other, &mut Own::default(), Unwatched).unwrap()),
+    );
+    let mut coalesce =
+        |grant: Grant<'_, Host>| grant.coalesce(Level::L2, &RAM, &mut pool, &mut |leaf| panic!("{leaf:?}"));
+    assert_eq!(coalesce(grant), Err(Error::Withdrawn { ipa: BASE }));
+    assert!(acted.get());
+    let grant = stage2.grant(&lent, BASE, MIB_2).unwrap();
+    assert_eq!(coalesce(grant), Ok(Coalesced::Done { tables: 1 }));
 }
 
 /// Runs `act` on a range while another CPU coalesces a block across one of its ends, after the ends were split. Returns
