@@ -9,6 +9,8 @@ pub const EXCUSES: Excuses = Excuses { listed_in: "tools/mutants/src/values/excu
 const EXCUSED: &[Excused] = &[
     excused(AGE, "Found::default: 0 => 1 #2", "each pass sets the shift before it adds a leaf"),
     excused(AGE, "age::age_row: young != 0 => true", "a row without an access flag is stored unchanged"),
+    excused(AGE, "Found::add: mask == 0 => false", "a mask without bits adds no leaf"),
+    excused(AGE, "Found::complete_groups: !G::GROUPS => false", "no entry of a tree without groups is contiguous"),
     excused(AGE, GLANCE, SAME_ROW),
     excused(AGE, "Clean::entries: 0 => 1", SAME_ROW),
     excused(AGE, "Clean::entries: writable == 0 => false", SAME_ROW),
@@ -186,6 +188,12 @@ const EXCUSED: &[Excused] = &[
     excused(COALESCE, "Stage2::coalesce_to: FREE_FIRST => false", BASELINE),
     excused(COALESCE, "Stage2::coalesce_to: CLEANED => false", BASELINE),
     excused(FRAME_MAP, "FrameMap::take: count > self.free() => false", "the search finds no run that is not free"),
+    excused(COALESCE, "Stage2::coalesce_to: !FREE_FIRST => true", BASELINE),
+    excused(
+        COALESCE,
+        "Stage2::coalesce_to: G::LARGEST == Level::L0 => true",
+        "a block of level 0 is refused before, where there is none",
+    ),
     excused(
         FRAME_MAP,
         "FrameMap::give: run.pa() - self.run.pa() < self.run.size() => run.pa() - self.run.pa() <= self.run.size()",
