@@ -51,3 +51,22 @@ impl<G: Granule> fmt::Display for Leaf<G> {
         flags.iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, name)| f.write_str(name))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Attributes, Features};
+
+    #[test]
+    fn a_leaf_translates_the_addresses_that_it_maps() {
+        const MIB_2: u64 = 2 << 20;
+        let ipa = Ipa::new(1 << 30);
+        let ram = Attributes::ram(Access::READ);
+        let descriptor = Descriptor::leaf(Pa::new(3 * MIB_2), Level::L2, &ram, &Features::NONE);
+        let leaf: Leaf = Leaf { ipa, level: Level::L2, descriptor };
+        assert_eq!(leaf.translate(ipa), Some(Pa::new(3 * MIB_2)));
+        assert_eq!(leaf.translate(ipa + (MIB_2 - 1)), Some(Pa::new(4 * MIB_2 - 1)));
+        assert_eq!(leaf.translate(ipa + MIB_2), None);
+        assert_eq!(leaf.translate(Ipa::new((1 << 30) - 1)), None);
+    }
+}

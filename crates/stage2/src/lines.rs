@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The lines of a range of memory, for instructions that take one line each.
 
-/// The number of lines of `line` bytes in `size` bytes. No line has 0 bytes ([`Stage2::new`](crate::Stage2::new)), but the
-/// compiler does not know that, and would divide by a path that panics.
+/// The number of lines of `line` bytes in `size` bytes. `line` is a power of two ([`Stage2::new`](crate::Stage2::new)), so
+/// this is a shift: a division would come with a path that panics, for a line of 0 bytes.
 #[inline(always)]
 pub(crate) fn lines_in(size: u64, line: u64) -> u64 {
-    size / line.max(1)
+    size >> line.trailing_zeros()
 }
 
 /// Calls `operation` with the address of each line of `line` bytes in the `size` bytes from `start`.

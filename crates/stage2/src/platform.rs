@@ -109,3 +109,15 @@ pub unsafe trait Platform {
         let _ = count;
     }
 }
+
+#[cfg(all(test, feature = "hosted", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::hosted::Hosted;
+
+    /// The hosted platform leaves the answer to the default.
+    #[test]
+    fn no_interrupt_is_pending_by_default() {
+        assert!(!Hosted::new(4096).0.interrupt_is_pending());
+    }
+}

@@ -37,7 +37,7 @@ pub const fn vtcr<G: Granule>(geometry: &Geometry<G>, features: &Features) -> u6
 /// same tables under the same VMID.
 pub const fn vttbr(root: Pa, vmid: Vmid, features: &Features) -> u64 {
     // Bits 51 to 48 of a root that is that high are in bits 5 to 2, which are zero in the address of any root.
-    let base = root.raw() & 0x0000_ffff_ffff_ffff | (root.raw() >> 48 & 0xf) << 2;
+    let base = root.raw() << 16 >> 16 | root.raw() >> 48 << 2;
     (vmid.raw() as u64) << 48 | base | features.common_not_private as u64
 }
 
@@ -120,8 +120,10 @@ mod tests {
     /// VTTBR_EL2: bits 5 to 2 are bits 51 to 48 of the address.
     #[test]
     fn a_root_beyond_48_bits() {
-        let root = Pa::new(0x000a_4123_4567_0000);
-        assert_eq!(vttbr(root, Vmid::new(1), &Features::NONE), 0x0001_4123_4567_0028);
+        for (bits, field) in [(0x5, 0x14), (0xa, 0x28), (0xf, 0x3c)] {
+            let root = Pa::new(bits << 48 | 0x8123_4567_0000);
+            assert_eq!(vttbr(root, Vmid::new(2), &Features::NONE), 0x0002_8123_4567_0000 | field);
+        }
     }
 
     #[test]

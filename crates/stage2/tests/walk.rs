@@ -413,6 +413,19 @@ fn a_range_that_is_no_range_visits_nothing() {
 }
 
 #[test]
+fn leaves_are_listed_over_holes() {
+    let mut guest = guest();
+    let leaves = [
+        (BASE + KIB_4, frame(0), Level::L3),
+        (BASE + 511 * KIB_4, frame(KIB_4), Level::L3),
+        (BASE + 3 * GIB + MIB_2, frame(MIB_2), Level::L2),
+    ];
+    leaves.iter().for_each(|(ipa, pa, level)| map(&mut guest, *ipa, *pa, *level));
+    let listed = guest.stage2.leaves(range(Ipa::new(0), 1 << IPA_BITS)).unwrap();
+    assert_eq!(listed.map(|leaf| (leaf.ipa, leaf.pa(), leaf.level)).collect::<Vec<_>>(), leaves);
+}
+
+#[test]
 fn leaves_are_counted_by_level() {
     let mut guest = guest();
     map(&mut guest, BASE, frame(0), Level::L3);
