@@ -11,7 +11,7 @@ use std::rc::Rc;
 use super::*;
 use crate::platform::mmu::{Leaf, Scan};
 use crate::platform::window::ByAddress as _;
-use crate::platform::{KIB_4, MIB_2, Machine, Pool, frame, frames};
+use crate::platform::{KIB_4, MIB_2, Machine, Pool, frame, frames, table};
 use twofold_stage2::{Broken, Coalesced, Error, Grant, Relaxed, Split, TablePage, TableSource, Unwatched};
 
 const ALL: Attributes = Attributes::ram(Access::ALL);
@@ -109,6 +109,20 @@ fn a_full_table_is_linked_at_its_own_level_alone() {
     let leaves = guest.scan().leaves;
     assert_eq!((leaves.len(), guest.pool.out.len()), (512, 2));
     assert!(leaves.iter().all(|leaf| leaf.level == 3 && leaf.pa() == frame(leaf.ipa - BASE)));
+}
+
+/// A table goes elsewhere, so the walk is made again. The full table is linked as it is, not given back and filled again.
+#[test]
+fn a_full_table_is_linked_though_another_one_goes() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 1);
+    map_pages(&mut guest, BASE + GIB, frame(GIB), 1);
+    let stage2 = &guest.stage2;
+    let tables = asked(&mut guest.pool, |_| unmap(stage2, range(BASE + GIB, GIB), &mut Own::default()));
+    stage2.map_range(range(BASE + MIB_2, MIB_2), frame(MIB_2), Level::L3, &RAM, &mut { tables }).unwrap();
+    let pages = guest.events().into_iter().filter(|event| matches!(event, Event::Take(_) | Event::Give(_)));
+    assert_eq!(pages.collect::<Vec<_>>(), [Event::Take(table(4))]);
+    assert_eq!(guest.scan().leaves.len(), 1 + 512);
 }
 
 /// While the lines of a run are cleaned, its table is unlinked, and the parent is replaced by another table. The run

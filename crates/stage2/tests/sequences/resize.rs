@@ -170,7 +170,10 @@ fn the_parent_is_locked_during_the_flush() {
 #[test]
 fn a_table_that_maps_anything_else_is_broken_first() {
     type Change = fn(&mut Guest);
-    let changes: [Change; 3] = [
+    let changes: [Change; 4] = [
+        |guest| {
+            let _ = guest.stage2.map(BASE, frame(3 * MIB_2), Level::L3, &RAM, &mut guest.pool).unwrap();
+        },
         |guest| {
             let pending = guest.stage2.unmap(range(BASE + 7 * KIB_4, KIB_4), &mut guest.pool, Unwatched).unwrap();
             pending.complete().free(&mut guest.pool);
