@@ -111,6 +111,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 
     /// Whether a group of `level` may map `ipa` to `pa`, which are aligned for a leaf.
+    #[inline(always)] // a constant for tables without groups
     pub(crate) fn check_group(&self, (ipa, pa): (Ipa, Pa), level: Level) -> Result<(), Error> {
         let size = group_size::<G>(level);
         if group_length::<G>(level) == 1 || size > self.geometry().end().raw() {

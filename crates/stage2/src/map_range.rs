@@ -144,7 +144,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         attributes: &Attributes,
         tables: &mut impl TableSource<G>,
     ) -> bool {
-        self.groups((ipa, pa), level, attributes)
+        // The call refuses what makes no group.
+        G::GROUPS
             && left >= group_size::<G>(level)
             && self.map_group_to((ipa, pa), sample, level, attributes, tables, None).is_ok()
     }
@@ -152,7 +153,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Whether a contiguous group of `level` may map `ipa` to `pa`, if it lies in the range.
     #[inline(always)]
     fn groups(&self, addresses: (Ipa, Pa), level: Level, attributes: &Attributes) -> bool {
-        G::GROUPS && !attributes.dirty_by_hardware && self.check_group(addresses, level).is_ok()
+        !attributes.dirty_by_hardware && self.check_group(addresses, level).is_ok()
     }
 
     fn fits(&self, ipa: Ipa, pa: Pa, left: u64, level: Level) -> bool {

@@ -116,6 +116,8 @@ pub struct Machine<M = Arena> {
     pub vmids: OnceCell<&'static Vmids<'static>>,
     /// The roots of trees that were dropped without `destroy`.
     pub abandoned: RefCell<Vec<Pa>>,
+    /// The number of entries of each visit of a maintenance pass, if a test asks for them.
+    visits: RefCell<Option<Vec<usize>>>,
 }
 
 impl<M: HostMemory> Machine<M> {
@@ -135,6 +137,7 @@ impl<M: HostMemory> Machine<M> {
             may_wait: Cell::new(false),
             vmids: OnceCell::new(),
             abandoned: RefCell::default(),
+            visits: RefCell::default(),
         })
     }
 
@@ -212,6 +215,11 @@ impl<M: HostMemory> Machine<M> {
     /// The number of locks and other atomics up to each [`Event::Sees`] since the last call.
     pub fn atomics_at_sights(&self) -> Vec<u64> {
         self.atomics_at_sights.take()
+    }
+
+    /// The number of entries of each visit of a maintenance pass since the last call. They are recorded from the first call on.
+    pub fn visits(&self) -> Vec<usize> {
+        self.visits.replace(Some(Vec::new())).unwrap_or_default()
     }
 
     /// Makes room for `count` events, for tests in which recording one must not allocate.
@@ -382,6 +390,12 @@ unsafe impl<M: HostMemory> Platform for Host<M> {
         self.0.atomics.set(self.0.atomics.get() + 1);
     }
 
+    fn on_entries(&self, count: usize) {
+        if let Some(visits) = &mut *self.0.visits.borrow_mut() {
+            visits.push(count);
+        }
+    }
+
     fn interrupt_is_pending(&self) -> bool {
         self.0.interrupt_hook.borrow_mut().as_mut().is_some_and(|hook| hook())
     }
@@ -417,7 +431,7 @@ impl<G: Granule> twofold_stage2::TableSource<G> for Pool<G> {
         let pa = page.pa();
         assert!(self.out.remove(&pa), "{pa} was given back, but it was not out");
         self.machine.record(Event::Give(pa));
-        self.machine.memory.spoil(pa, KIB_4);
+        self.machine.memory.spoil(pa, G::SIZE);
         self.free.push(page);
         self.limit = self.limit.saturating_add(1);
     }
@@ -452,19 +466,24 @@ impl Guest {
 }
 
 impl<G: Granule> Guest<G> {
-    /// A guest with tables of this type, whose pages have 4 KiB.
+    /// A guest with tables of this type, and this many pages for tables.
     pub fn of(granule: G, features: Features, ipa_bits: u32, pages: u64) -> Self {
-        let machine = Machine::with_arena(features, pages);
+        let machine = Machine::with_arena(features, pages * G::SIZE / KIB_4);
         let geometry = Geometry::new(granule, ipa_bits, &features).unwrap();
         // SAFETY: the arena is accessed only by atomics, and `Host` maps it as long as it lives.
-        let donated = unsafe { Donated::new(ROOT, TABLES - ROOT + pages * KIB_4) };
-        let (root, pages_of_tables) = donated.into_run().split_at(TABLES - ROOT).unwrap();
+        let donated = unsafe { Donated::new(ROOT, TABLES - ROOT + pages * G::SIZE) };
+        let (root, mut rest) = donated.into_run().split_at(TABLES - ROOT).unwrap();
         let (root, _) = root.split_at(geometry.root_size()).unwrap();
         let root = root.into_root(&geometry).unwrap();
         let stage2 = Stage2::new(Host(machine.clone()), features, geometry, Vmid::new(VMID), root).unwrap();
         machine.enter(stage2.vttbr(), stage2.vtcr());
-        let free = pages_of_tables.into_pages().map(|page| page.into_table(&features).unwrap());
-        let free = free.collect::<Vec<_>>().into_iter().rev().collect();
+        let mut free = Vec::new();
+        for _ in 0..pages {
+            let (page, more) = rest.split_at(G::SIZE).unwrap();
+            free.push(page.into_table(&features).unwrap());
+            rest = more;
+        }
+        free.reverse();
         let pool = Pool { machine: machine.clone(), free, out: BTreeSet::new(), limit: usize::MAX };
         Self { machine, stage2, pool, check: |_| () }
     }

@@ -11,9 +11,9 @@ use super::*;
 use crate::platform::window::window;
 use crate::platform::{KIB_4, MIB_2, frame, table};
 
-type Grouping = Contiguous<Kib4>;
+pub(super) type Grouping = Contiguous<Kib4>;
 
-const SIZE: u64 = 16 * KIB_4;
+pub(super) const SIZE: u64 = 16 * KIB_4;
 const LAST: u64 = SIZE - KIB_4;
 const ALL: Attributes = Attributes::ram(Access::ALL);
 const READ: Attributes = Attributes::ram(Access::READ);
@@ -21,7 +21,7 @@ const READ: Attributes = Attributes::ram(Access::READ);
 const PIPT: Features = PLAIN.with_instruction_cache_pipt(true).with_tlbi_level_hint(true);
 const LIVE: Features = HINTS.with_bbm(2).with_no_conflict_abort(true);
 
-fn guest(features: Features) -> Guest<Grouping> {
+pub(super) fn guest(features: Features) -> Guest<Grouping> {
     let guest = Guest { check: counts_agree, ..Guest::of(Contiguous(Kib4), features, IPA_BITS, 24) };
     guest.events();
     guest
@@ -45,12 +45,12 @@ fn map_group(guest: &mut Guest<Grouping>, at: u64, attributes: &Attributes) -> R
     grant.map_group(Level::L3, attributes, &mut guest.pool, &mut |_| ())
 }
 
-fn map_page(guest: &mut Guest<Grouping>, at: u64, attributes: &Attributes) {
+pub(super) fn map_page(guest: &mut Guest<Grouping>, at: u64, attributes: &Attributes) {
     map_at(guest, at, Level::L3, attributes);
 }
 
 /// Maps a page or a block, and forgets the events.
-fn map_at(guest: &mut Guest<Grouping>, at: u64, level: Level, attributes: &Attributes) {
+pub(super) fn map_at(guest: &mut Guest<Grouping>, at: u64, level: Level, attributes: &Attributes) {
     map(guest, BASE + at, frame(at), level, attributes);
 }
 
@@ -201,7 +201,7 @@ fn an_old_grant_makes_no_group() {
 }
 
 /// The pages with the hint, of those from [`BASE`] on. Checks the tables first.
-fn hints(guest: &Guest<Grouping>, pages: u64) -> Vec<u64> {
+pub(super) fn hints(guest: &Guest<Grouping>, pages: u64) -> Vec<u64> {
     (guest.check)(&guest.stage2);
     let hinted = |page: &u64| {
         let leaf = guest.stage2.look_up(BASE + page * KIB_4);

@@ -14,6 +14,7 @@ mod content;
 mod dbm;
 mod flush;
 mod grant;
+mod group_ranges;
 mod groups;
 mod map;
 mod map_over;

@@ -88,6 +88,8 @@ fn a_large_range_is_filled_with_leaves_that_fit() {
         (0, Level::L2, 512 * GIB, 2),
         (MIB_2, Level::L1, 512 * GIB, 2),
         (0, Level::L1, 512 * GIB, 1),
+        // The frames begin at 64 GiB, and these at 512.
+        (448 * GIB, Level::L0, 512 * GIB, 1),
     ] {
         let mut guest = Guest::new(HINTS, 48);
         let start = Ipa::new(512 * GIB);
