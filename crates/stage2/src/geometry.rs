@@ -8,6 +8,7 @@
 
 use core::marker::PhantomData;
 
+use crate::contiguous::{group_length, group_size};
 use crate::granule::{Format, largest_block, span_shift};
 use crate::{Error, Features, Granule, Ipa, IpaRange, Kib4, Level};
 
@@ -149,6 +150,13 @@ impl<G: Granule> Geometry<G> {
         (ipa.raw() >> span_shift::<G>(level)) as usize & (G::ENTRIES - 1)
     }
 
+    /// The bytes that a contiguous group of `level` maps. `None` if leaves of `level` make no groups, or if the IPA space is
+    /// smaller than one.
+    pub(crate) const fn group_size(&self, level: Level) -> Option<u64> {
+        let size = group_size::<G>(level);
+        if group_length::<G>(level) > 1 && size <= self.end().raw() { Some(size) } else { None }
+    }
+
     /// The end of the IPA space: the first address that is not in it.
     pub const fn end(&self) -> Ipa {
         Ipa::new(1 << self.ipa_bits)
@@ -178,7 +186,7 @@ impl<G: Granule> Geometry<G> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Kib4Lpa2, Kib16, Kib16Lpa2, Kib64};
+    use crate::{Contiguous, Kib4Lpa2, Kib16, Kib16Lpa2, Kib64};
 
     fn geometry(ipa_bits: u32) -> Geometry {
         Geometry::new(Kib4, ipa_bits, &Features::NONE).unwrap()
@@ -267,6 +275,15 @@ mod tests {
         {
             assert_eq!(shape(Kib64, bits), expected, "{bits} bits");
         }
+    }
+
+    #[test]
+    fn a_group_is_not_larger_than_the_ipa_space() {
+        let size = |bits, level| Geometry::new(Contiguous(Kib64), bits, &LARGE).unwrap().group_size(level);
+        assert_eq!([33, 34].map(|bits| size(bits, Level::L2)), [None, Some(16 << 30)]);
+        assert_eq!(size(33, Level::L3), Some(2 << 20));
+        assert_eq!(size(52, Level::L1), None, "blocks of 4 TiB make no groups");
+        assert_eq!(geometry(48).group_size(Level::L3), None);
     }
 
     #[test]

@@ -19,7 +19,7 @@
 
 use core::ops::Range;
 
-use crate::contiguous::{group_around, group_length, group_size};
+use crate::contiguous::{group_around, group_size};
 use crate::counts::Counts;
 use crate::lockless_walk::{EntryLocation, Locked, Retry};
 use crate::platform::Platform;
@@ -194,7 +194,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             first = first.or(Some(old));
             old.without(Descriptor::VALID)
         });
-        let Some(first) = first else { return 0 };
+        let Some(first) = first else { return groups };
         locked.counts += Counts::BUSY;
         drop(locked);
         self.tlb().invalidate(&Scope { range, level: Some(level), tables: false });
@@ -232,15 +232,14 @@ fn each_group<P: Platform, G: Granule>(
     is_one: impl Fn(Descriptor<G>) -> bool,
     mut change: impl FnMut(Descriptor<G>, bool) -> Descriptor<G>,
 ) -> u64 {
-    let length = group_length::<G>(locked.level);
     let mut groups = 0;
     let mut index = indexes.start;
     while index < indexes.end {
-        if !is_one(locked.entry(index)) {
-            index += 1;
+        let group = group_around::<G>(index, locked.level);
+        index = group.end;
+        if !is_one(locked.entry(group.start)) {
             continue;
         }
-        let group = index..index + length;
         let accessed = group.clone().any(|index| locked.entry(index).is_accessed());
         for index in group.clone() {
             let cell = locked.table.entry(index);
@@ -248,12 +247,9 @@ fn each_group<P: Platform, G: Granule>(
             let new = change(old, accessed);
             locked.counts -= Counts::of(old, locked.level);
             locked.counts += Counts::of(new, locked.level);
-            if new != old {
-                cell.set(new);
-            }
+            cell.set(new);
         }
         groups += 1;
-        index = group.end;
     }
     groups
 }

@@ -7,7 +7,7 @@
 use core::ops::Range;
 
 use crate::cache::CacheMaintenance;
-use crate::contiguous::{MOST_GROUPED, group_around, group_length, group_size};
+use crate::contiguous::{MOST_GROUPED, group_around, group_size};
 use crate::counts::Counts;
 use crate::lockless_walk::{EntryLocation, Locked};
 use crate::platform::Platform;
@@ -113,14 +113,14 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Whether a group of `level` may map `ipa` to `pa`, which are aligned for a leaf.
     #[inline(always)] // a constant for tables without groups
     pub(crate) fn check_group(&self, (ipa, pa): (Ipa, Pa), level: Level) -> Result<(), Error> {
-        let size = group_size::<G>(level);
-        if group_length::<G>(level) == 1 || size > self.geometry().end().raw() {
-            return Err(Error::NoGroupAtLevel { level });
+        let size = self.geometry().group_size(level).ok_or(Error::NoGroupAtLevel { level })?;
+        if !ipa.is_aligned(size) {
+            return Err(Error::Misaligned { address: ipa.raw(), size });
         }
-        match [ipa.raw(), pa.raw()].into_iter().find(|address| address & (size - 1) != 0) {
-            Some(address) => Err(Error::Misaligned { address, size }),
-            None => Ok(()),
+        if !pa.is_aligned(size) {
+            return Err(Error::Misaligned { address: pa.raw(), size });
         }
+        Ok(())
     }
 
     /// Makes the group whose first entry a walk has found. Returns `None` if the caller has to walk again.

@@ -239,6 +239,13 @@ fn a_split_finds_the_groups_that_its_range_touches() {
 }
 
 #[test]
+fn a_split_finds_groups_behind_what_is_not_mapped() {
+    let mut guest = guest(HINTS);
+    assert_eq!(map_group(&mut guest, MIB_2, &RAM), Ok(Grouped::New));
+    assert_eq!(split(&mut guest, range(BASE, 2 * MIB_2)), 1);
+}
+
+#[test]
 fn a_group_of_blocks_is_found_beside_tables() {
     let mut guest = guest(HINTS);
     map_at(&mut guest, 0, Level::L3, &RAM);
@@ -324,7 +331,7 @@ fn a_group_is_broken_and_made_executable_only_where_it_has_to_be() {
 
     let code = Attributes::ram(Access { write: false, ..Access::ALL });
     let guest = grouped(LIVE, &code);
-    assert_eq!(guest.stage2.relax(BASE, Access::READ_WRITE), Ok(Relaxed::Widened));
+    assert_eq!(guest.stage2.relax(BASE, Access::ALL), Ok(Relaxed::Widened));
     let [first, last, _] = made(Access::ALL);
     assert_eq!(guest.events(), [&[first, last][..], &on_this_cpu(BASE, 3)].concat());
 
@@ -422,7 +429,10 @@ fn what_is_mapped_already_stays() {
     assert!(matches!(mapped, Grouped::Already(leaf) if leaf.address() == frame(MIB_2)), "{mapped:?}");
     let level = |guest: &Guest<Grouping>| guest.stage2.look_up(BASE + MIB_2).unwrap().level;
     assert_eq!(level(&guest), Level::L2);
-    // The frames of the group before: the block is split to see that they differ.
+    // The block is split to see what differs: the memory type, and then the frames, which are those of the group before.
+    map_at(&mut guest, 2 * MIB_2, Level::L2, &RAM);
+    let not_cached = map_group(&mut guest, 2 * MIB_2, &Attributes { memory: Memory::NonCacheable, ..RAM });
+    assert_eq!(not_cached, Err(Error::NotOneGroup { ipa: BASE + 2 * MIB_2, level: Level::L3 }));
     let grant = guest.stage2.open(window(frame(MIB_2), SIZE), BASE + MIB_2 + SIZE);
     let other = grant.map_group(Level::L3, &RAM, &mut guest.pool, &mut |_| ());
     assert_eq!(other, Err(Error::NotOneGroup { ipa: BASE + MIB_2 + SIZE, level: Level::L3 }));

@@ -470,8 +470,16 @@ const EXCUSED: &[Excused] = &[
     excused(UNMAP, "Unmap::leaves: 1 => 2 #2", WHOLE_PAGES),
     excused(UNMAP, "Unmap::take_reported: range.start < range.end => true", NO_ADDRESS),
     excused(UNMAP, "Unmap::take_reported: range.start < range.end => range.start <= range.end", NO_ADDRESS),
+    excused(GROUP, "group::whole_groups: !G::GROUPS => false", NO_GROUPS),
+    excused(GROUP, "group::has_groups: G::GROUPS => true", NO_GROUPS),
+    excused(GROUP, "Stage2::without_groups: G::GROUPS => true", NO_GROUPS),
+    excused(GROUP, "Stage2::next_groups: 1 => 2 #2", WHOLE_PAGES),
+    excused(MAP_GROUP, "Stage2::map_group_to: old.is_vacant() => true", VACANT),
+    excused(MAP_GROUP, "Stage2::map_group_to: 1 => 2", PAUSE),
+    excused(MAP_GROUP, "Stage2::fill_group: !cell.read().is_hardware_tracked() => false", ATOMIC),
 ];
 
+const NO_GROUPS: &str = "tables of a type without groups have no entry with the hint, so the check only saves time";
 const SEVERAL_LEVELS: &str = "both masks have more than one level";
 const EIGHT_BITS: &str = "the general path counts the eight bits, with the same result";
 const LAST_CHECK: &str = "one more check of the sequence count, after the last entry, is redundant";
@@ -559,6 +567,8 @@ const FRAME: &str = "crates/stage2/src/frame.rs";
 const FRAME_MAP: &str = "crates/stage2/src/frame_map.rs";
 const RESIZE: &str = "crates/stage2/src/resize.rs";
 const SEQUENCE: &str = "crates/stage2/src/sequence.rs";
+const GROUP: &str = "crates/stage2/src/group.rs";
+const MAP_GROUP: &str = "crates/stage2/src/map_group.rs";
 const MAP_RANGE: &str = "crates/stage2/src/map_range.rs";
 const TABLE: &str = "crates/stage2/src/table.rs";
 const AREA: &str = "crates/memory/src/async_fault/area.rs";
