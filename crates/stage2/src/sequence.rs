@@ -83,3 +83,14 @@ impl Snapshot {
         Self(self.0.wrapping_add(1))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unlinks_beyond_28_bits_count_as_a_withdrawal() {
+        let last = Snapshot((1 << 28) - 1);
+        assert_eq!([last, last.next()].map(Snapshot::withdrawals), [0, 1]);
+    }
+}

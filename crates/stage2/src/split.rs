@@ -93,7 +93,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             }
             let start = split.done;
             let result = self.split_chunk(&mut split, end, tables);
-            if G::GROUPS && start < split.done {
+            if G::GROUPS {
                 split.blocks += self.ungroup_range(&(start..split.done));
             }
             if result.is_err() {
@@ -221,7 +221,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             // No W3 for an entry of level 3. If its table was unlinked meanwhile, a block or a group may be there now. So it
             // may at any time after this: the caller meets it under its table's lock, and comes back.
             let location = self.lockless_walk_out_of_line(ipa, Level::L3);
-            if leaf_or_group(location.entry, ipa, location.level).start != ipa && location.entry.is_contiguous() {
+            if leaf_or_group(location.entry, ipa, location.level).start != ipa {
                 self.ungroup(&location, ipa);
                 continue;
             }
@@ -255,7 +255,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             return Ok(false);
         }
         // All levels at once, or else the next level only. A block of level 0 would take a quarter of a million pages.
-        let level = if G::LARGEST == Level::L0 && at == Level::L0 { below } else { level };
+        let level = if at == Level::L0 { below } else { level };
         let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));
         let Some(new) = built else {
             let gone = location.cell.read() != block;

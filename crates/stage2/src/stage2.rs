@@ -81,7 +81,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         shares_vmids: bool,
     ) -> Result<Self, Error> {
         features.check()?;
-        let fits = u32::from(vmid.raw()).checked_shr(features.vmid_bits).unwrap_or(0) == 0;
+        let fits = u32::from(vmid.raw()) >> features.vmid_bits == 0;
         if !primitive::check(fits) {
             return Err(Error::Vmid { vmid: vmid.raw(), bits: features.vmid_bits });
         }

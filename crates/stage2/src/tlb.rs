@@ -247,9 +247,9 @@ impl<P: Platform, G: Granule> Tlb<'_, P, G> {
         level.filter(|_| !self.0.live_splits.are_noted())
     }
 
-    /// The level hint that may be given: FEAT_TTL has one for level 0 only with FEAT_LPA2.
+    /// The level hint that may be given. FEAT_TTL has one for level 0 only with FEAT_LPA2, without which no leaf is there.
     fn hint(&self, level: Option<Level>) -> Option<Level> {
-        level.filter(|level| self.0.features().tlbi_level_hint && *level >= G::LARGEST.min(Level::L1))
+        level.filter(|_| self.0.features().tlbi_level_hint)
     }
 
     /// Runs `body` with this guest's VMID in `VTTBR_EL2`, since a TLBI applies to the VMID there. Then restores the
@@ -472,6 +472,7 @@ mod tests {
         assert_eq!(single_operand(at, Some(Level::L3), Kib64), 0xf0e4_5678_0000);
         assert_eq!(single_operand(at, Some(Level::L2), Kib16Lpa2), 0xa0e4_5678_0000);
         assert_eq!(single_operand(at, Some(Level::L0), Kib4Lpa2), 0x40e4_5678_0000);
+        assert_eq!(single_operand(Ipa::new(0x001f_ffff_ffff_ffff), None, Kib4Lpa2), 0xff_ffff_ffff, "52 bits");
         assert_eq!(single_operand(Ipa::new(0x4000_4000), Some(Level::L3), Kib16), 0xb000_0004_0004);
         assert_eq!(range_operand(Ipa::new(0x4000_4000), 1, 7, Some(Level::L3), Kib16), 0x93e0_0001_0001);
         assert_eq!(range_operand(Ipa::new(0x4001_0000), 0, 0, None, Kib64), 0xc000_0000_4001);

@@ -15,7 +15,7 @@
 
 use core::ops::Range;
 
-use crate::contiguous::{MOST_GROUPED, group_around};
+use crate::contiguous::MOST_GROUPED;
 use crate::group::{leaf_or_group, whole_groups};
 use crate::lockless_walk::{Locked, Retry};
 use crate::platform::Platform;
@@ -124,18 +124,6 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
 
 /// The most single leaves that are broken under one lock.
 const BATCH: usize = 64;
-
-/// The end of a batch from `start` to at most `last`, which cuts no contiguous group: all of a group is broken under one
-/// lock (module `group`).
-fn whole_batch<G: Granule>(locked: &Locked<'_, impl Platform, G>, start: usize, last: usize) -> usize {
-    if last < locked.table.len() && locked.entry(last).is_contiguous() {
-        let whole = group_around::<G>(last, locked.level).start;
-        if whole > start {
-            return whole;
-        }
-    }
-    last
-}
 
 /// `LOCKS_EMPTY`: empty entries are read under their table's lock too.
 struct Unmap<'a, P: Platform, G: Granule, R, const LOCKS_EMPTY: bool> {
@@ -281,13 +269,14 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         // Since this walk was at the entries before, another CPU may have made a contiguous group of them and this one.
         let start = whole_groups(&locked, index..index + 1).start;
         let first = first - (((index - start) as u64) << shift);
-        let done = if (R::WATCHES || locked.leaves_lines()) && G::GROUPS {
-            let last = whole_batch(&locked, start, last.min(start + MOST_GROUPED));
-            self.take_reported::<MOST_GROUPED>(locked, start..last, first)
-        } else if R::WATCHES || locked.leaves_lines() {
-            self.take_reported::<BATCH>(locked, start..last.min(start + BATCH), first)
-        } else {
+        let done = if !R::WATCHES && !locked.leaves_lines() {
             self.take_quietly(locked, start..last, first)
+        } else if G::GROUPS {
+            // All of a group is broken under one lock (module `group`), and none reaches over a multiple of the most.
+            let whole = (start + MOST_GROUPED) & !(MOST_GROUPED - 1);
+            self.take_reported::<MOST_GROUPED>(locked, start..last.min(whole), first)
+        } else {
+            self.take_reported::<BATCH>(locked, start..last.min(start + BATCH), first)
         };
         // If `done` is `index`, a table was linked there. `at` must not go back to the start of the entry.
         *at = (*at).max(first + (((done - start) as u64) << shift));

@@ -150,8 +150,8 @@ impl<'a> Vmids<'a> {
     ///
     /// [`Error::NoVmid`] if there is no slot.
     pub fn new(slots: &'a [VmidSlot], features: &Features) -> Result<Self, Error> {
-        let most = (1usize << features.vmid_bits.min(16)) - 1;
-        let slots = slots.get(..most).unwrap_or(slots);
+        let most = if features.vmid_bits == 16 { u16::MAX } else { u8::MAX.into() };
+        let slots = slots.get(..most.into()).unwrap_or(slots);
         if slots.is_empty() {
             return Err(Error::NoVmid { slots: 0 });
         }

@@ -5,7 +5,9 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-use twofold_stage2::{Contiguous, Error, Grouped, Kib4, Marked, Memory, Relaxed, TablePage, TableSource, Unwatched};
+use twofold_stage2::{
+    Broken, Contiguous, Error, Grouped, Kib4, Marked, Memory, Relaxed, TablePage, TableSource, Unwatched,
+};
 
 use super::*;
 use crate::platform::window::window;
@@ -269,6 +271,62 @@ fn a_group_of_blocks_is_found_beside_tables() {
     assert_eq!(guest.stage2.look_up(page_of(20, 2)).unwrap().pa(), frame(20 * MIB_2 + 2 * KIB_4));
 }
 
+/// All of a group of blocks loses the hint before one of them is split: for a split, and for a group of pages.
+#[test]
+fn a_block_of_a_group_is_split_alone() {
+    for with_group in [false, true] {
+        let mut guest = guest(HINTS);
+        let grant = guest.stage2.open(window(frame(0), 16 * MIB_2), BASE);
+        assert_eq!(grant.map_group(Level::L2, &RAM, &mut guest.pool, &mut |_| ()), Ok(Grouped::New));
+        let second = BASE + MIB_2;
+        if with_group {
+            let other = guest.stage2.open(window(frame(0), SIZE), second);
+            let mapped = other.map_group(Level::L3, &RAM, &mut guest.pool, &mut |_| ());
+            assert_eq!(mapped, Err(Error::NotOneGroup { ipa: second, level: Level::L3 }));
+        } else {
+            assert_eq!(split(&mut guest, range(second, MIB_2)), 1);
+        }
+        let leaves = (0..16).map(|block| guest.stage2.look_up(BASE + block * MIB_2).unwrap());
+        let kept = leaves.map(|leaf| (leaf.level, leaf.descriptor.is_contiguous())).collect::<Vec<_>>();
+        let expected = (0..16).map(|block| (if block == 1 { Level::L3 } else { Level::L2 }, false));
+        assert_eq!(kept, expected.collect::<Vec<_>>());
+    }
+}
+
+/// An end that no block of the root reaches across may be inside a group of them.
+#[test]
+fn a_block_of_the_root_leaves_its_group() {
+    let mut guest = guest(HINTS);
+    let first = Ipa::new(16 * GIB);
+    let grant = guest.stage2.open(window(frame(0), 16 * GIB), first);
+    assert_eq!(grant.map_group(Level::L1, &RAM, &mut guest.pool, &mut |_| ()), Ok(Grouped::New));
+    guest.stage2.unmap(range(first + GIB, GIB), &mut guest.pool, Unwatched).unwrap().complete().free(&mut guest.pool);
+    let hints =
+        (0..16).map(|block| guest.stage2.look_up(first + block * GIB).map(|leaf| leaf.descriptor.is_contiguous()));
+    let expected = (0..16).map(|block| (block != 1).then_some(false));
+    assert_eq!(hints.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+}
+
+/// Leaves are reported in batches, with no lock held.
+#[test]
+fn no_group_is_partly_unmapped_when_its_leaves_are_reported() {
+    let mut guest = guest(HINTS);
+    (8..16).for_each(|page| map_page(&mut guest, page * KIB_4, &RAM));
+    (1..=10).for_each(|group| assert_eq!(map_group(&mut guest, group * SIZE, &RAM), Ok(Grouped::New)));
+    let mut reported = Vec::new();
+    let (stage2, pool) = (&guest.stage2, &mut guest.pool);
+    let removed = |broken: Broken<Grouping>| {
+        reported.push((broken.ipa() - BASE) / KIB_4);
+        for group in 1..=10 {
+            let mapped = (0..16).filter(|page| stage2.look_up(BASE + group * SIZE + page * KIB_4).is_some()).count();
+            assert!(mapped == 0 || mapped == 16, "{mapped} pages of group {group}");
+        }
+    };
+    let pages = range(BASE + 8 * KIB_4, 168 * KIB_4);
+    stage2.unmap(pages, pool, removed).unwrap().complete().free(pool);
+    assert_eq!(reported, (8..176).collect::<Vec<_>>());
+}
+
 fn page_of(block: u64, page: u64) -> Ipa {
     BASE + block * MIB_2 + page * KIB_4
 }
@@ -526,4 +584,25 @@ fn dbm_is_set_beside_a_cpu_that_joins_the_pages_again() {
         }
         drop(pool);
     }
+}
+
+/// The first pages of the group are passed over: they are not mapped yet. At the lock for the others, it is a group.
+#[test]
+fn a_group_that_another_cpu_makes_behind_the_walk_goes_as_a_whole() {
+    let mut guest = guest(HINTS);
+    // The last page keeps the table.
+    (8..17).for_each(|page| map_page(&mut guest, page * KIB_4, &RAM));
+    watch(&guest);
+    let Guest { machine, stage2, mut pool, .. } = guest;
+    let stage2 = Rc::new(stage2);
+    let (there, mut has_joined) = (stage2.clone(), false);
+    machine.set_atomic_hook(move || {
+        if !std::mem::replace(&mut has_joined, true) {
+            let grant = there.open(window(frame(0), SIZE), BASE);
+            assert_eq!(grant.map_group(Level::L3, &RAM, &mut NoPages, &mut |_| ()), Ok(Grouped::Joined));
+        }
+    });
+    stage2.unmap(range(BASE, SIZE), &mut pool, Unwatched).unwrap().complete().free(&mut pool);
+    let joined = [&[sees_nothing(BASE + LAST)][..], &flush(16), &made(RAM.access)].concat();
+    assert_eq!(machine.events(), [&joined[..], &broken(), &flush(16)].concat());
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, Pool, frame, table};
-use twofold_stage2::{Error, Split, Stopped};
+use twofold_stage2::{Error, Kib4Lpa2, Split, Stopped};
 
 const WRITABLE: u64 = 1 << 7;
 const ACCESSED: u64 = 1 << 10;
@@ -346,4 +346,24 @@ fn a_record_at_the_last_moment_is_in_each_page() {
             assert!(leaf.access().write && leaf.accessed());
         }
     }
+}
+
+/// With FEAT_LPA2. To its pages it would take a quarter of a million tables, so none is tried: the next level is enough. Its
+/// blocks of 1 GiB are split to pages.
+#[test]
+#[cfg_attr(miri, ignore = "hundreds of tables take too long there")]
+fn a_block_of_512_gib_is_split_to_the_next_level() {
+    let features = PLAIN.with_forced_write_back(true).with_lpa2_4k(true).with_pa_bits(52);
+    let mut guest = Guest::of(Kib4Lpa2, features, 48, 514);
+    guest.pool.limit = 514;
+    let first = Ipa::new(512 * GIB);
+    map(&mut guest, first, Pa::new(1 << 50), Level::L0, &RAM);
+    let split =
+        guest.stage2.split(range(first, 512 * GIB), 512 * GIB, &mut guest.pool, |_, _| ControlFlow::Continue(()));
+    assert_eq!(split, Ok(Split { blocks: 2, done: first + GIB, stopped: Some(Stopped::Dry) }));
+    let events = guest.events();
+    assert!(!events.iter().any(|event| matches!(event, Event::Give(_))));
+    assert_eq!(events.iter().filter(|event| matches!(event, Event::Take(_))).count(), 514);
+    let levels = [first, first + GIB].map(|ipa| guest.stage2.look_up(ipa).unwrap().level);
+    assert_eq!(levels, [Level::L3, Level::L1]);
 }

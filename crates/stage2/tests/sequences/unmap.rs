@@ -509,3 +509,16 @@ fn destroying_removes_all_there_is() {
     let (_root, _) = stage2.destroy(&mut pool, |leaf: Broken| reported.push(leaf.ipa()));
     assert_eq!(reported, [Ipa::new(0), last]);
 }
+
+/// A lock is held for no more leaves than that, and so are interrupts masked.
+#[test]
+fn at_most_64_leaves_are_broken_before_they_are_reported() {
+    let mut guest = guest(HINTS);
+    map_pages(&mut guest, BASE, frame(0), 100);
+    let mut mapped = Vec::new();
+    let (stage2, pool) = (&guest.stage2, &mut guest.pool);
+    let removed =
+        |_: Broken| mapped.push((0..100).filter(|page| stage2.look_up(BASE + page * KIB_4).is_some()).count());
+    stage2.unmap(range(BASE, 100 * KIB_4), pool, removed).unwrap().complete().free(pool);
+    assert_eq!(mapped, [[36; 64].as_slice(), &[0; 36]].concat());
+}

@@ -42,10 +42,14 @@ fn a_generation_begins_when_no_vmid_is_left() {
         trees[tree].release_vmid(in_use);
         (vmid, guest.events())
     };
+    let generations = || guest.machine.vmids.get().unwrap().generations();
+    assert_eq!(generations(), 0);
     assert_eq!(vmid(0), (1, generation()), "nothing is known of what TLBs held before");
     assert_eq!(vmid(1), (2, vec![Event::Dsb(Domain::IshSt)]));
     assert_eq!([vmid(0), vmid(1)], [(1, vec![]), (2, vec![])], "a tree keeps its VMID");
+    assert_eq!(generations(), 1);
     assert_eq!(vmid(2), (1, generation()));
+    assert_eq!(generations(), 2);
     assert_eq!(vmid(1), (2, vec![]), "and keeps it in the next generation if no tree needs it");
     assert_eq!(vmid(0), (1, generation()));
 }
@@ -79,6 +83,28 @@ fn a_flush_takes_the_vmid_of_the_tree_or_none() {
     assert_eq!(change(&mut guest), loaded);
 }
 
+/// It has its VMID from the beginning, so TLBs may hold its entries at any time.
+#[test]
+fn a_tree_with_a_vmid_of_its_own_is_flushed_always() {
+    let (mut guest, [tree]) = sharing::<1>(2);
+    assert_eq!(tree.vttbr() >> 48, 0, "it has none yet");
+    map(&mut guest, BASE, frame(0), Level::L3, &RAM);
+    let _ = guest.stage2.write_protect(range(BASE, KIB_4)).unwrap().complete();
+    let vttbr = guest.stage2.vttbr();
+    let expected =
+        [&[Event::LoadVttbr(vttbr), Event::Isb][..], &by_leaf(BASE, None), &[Event::LoadVttbr(0), Event::Isb]];
+    assert_eq!(guest.events(), expected.concat());
+}
+
+#[test]
+fn a_platform_without_vmids_shares_none() {
+    let mut guest = guest(PLAIN);
+    let geometry = *guest.stage2.geometry();
+    let root = guest.pool.run(geometry.root_size() / KIB_4).into_root(&geometry).unwrap();
+    let refused = Stage2::sharing_vmids(guest.machine.platform(), PLAIN, geometry, root).err();
+    assert_eq!(refused, Some(Error::NoVmid { slots: 0 }));
+}
+
 #[test]
 fn vmids_that_are_all_in_use_are_an_error() {
     let (guest, [first, second]) = sharing::<2>(1);
@@ -87,6 +113,14 @@ fn vmids_that_are_all_in_use_are_an_error() {
     assert_eq!(second.use_vmid().unwrap_err(), Error::NoVmid { slots: 1 });
     first.release_vmid(in_use);
     assert_eq!(second.use_vmid().unwrap().vttbr() >> 48, 1);
+}
+
+#[test]
+fn a_tree_releases_no_vmid_of_another_tree() {
+    let (guest, [first, second]) = sharing::<2>(1);
+    guest.machine.may_wait.set(true);
+    second.release_vmid(first.use_vmid().unwrap());
+    assert_eq!(second.use_vmid().unwrap_err(), Error::NoVmid { slots: 1 });
 }
 
 /// 8 bits have 255 VMIDs without 0.

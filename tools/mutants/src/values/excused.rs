@@ -477,8 +477,29 @@ const EXCUSED: &[Excused] = &[
     excused(MAP_GROUP, "Stage2::map_group_to: old.is_vacant() => true", VACANT),
     excused(MAP_GROUP, "Stage2::map_group_to: 1 => 2", PAUSE),
     excused(MAP_GROUP, "Stage2::fill_group: !cell.read().is_hardware_tracked() => false", ATOMIC),
+    excused(SPLIT, "Stage2::split: G::GROUPS => true", NO_GROUPS),
+    excused(SPLIT, "Stage2::next_to_split: !G::GROUPS => false", NO_GROUPS),
+    excused(TABLE, "Table::entry: index < self.entries.len() => true", BEYOND),
+    excused(TABLE, "Table::entry: index < self.entries.len() => index <= self.entries.len()", BEYOND),
+    excused(TABLE, "Table::entry: 0 => 1", BEYOND),
+    excused(TABLE, "Table::fill: G::IS_PLAIN => false", ONE_AFTER_THE_OTHER),
+    excused(TABLE, "Table::fill: first.advances_plainly(count as u64 * step) => false", ONE_AFTER_THE_OTHER),
+    excused(TABLES_BELOW, "Stage2::wait_below: locked.counts.tables() > 0 => true", HOLDS_NONE),
+    excused(TABLES_BELOW, "Stage2::wait_below: locked.counts.tables() > 0 => locked.counts.tables() >= 0", HOLDS_NONE),
+    excused(UNMAP, "Unmap::table: LOCKS_EMPTY => true", LONG_WAY),
+    excused(UNMAP, "Unmap::leaves: (R::WATCHES || locked.leaves_lines()) => true", LONG_WAY),
+    excused(UNMAP, "Unmap::leaves: 1 => 2 #4", "only the start of these entries is used"),
+    excused(VMIDS, "Vmids::new: 0 => 1 #2", SERIAL_NUMBER),
+    excused(VMIDS, "vmids::SERIAL: 16 => a bit more", SERIAL_NUMBER),
+    excused(VMIDS, "vmids::LOOKS: 64 => a bit more", PAUSE),
+    excused(VMIDS, "Vmids::use_or_give: 0 => 1", PAUSE),
+    excused(VMIDS, "Vmids::use_or_give: 1 => 2", PAUSE),
+    excused(VMIDS, "Vmids::use_or_give: 1 => 2 #2", PAUSE),
 ];
 
+const SERIAL_NUMBER: &str = "serial numbers are only compared for equality, and 47 bits last for years, too";
+const BEYOND: &str = "an assertion before it ends each test that has an index beyond the table";
+const ONE_AFTER_THE_OTHER: &str = "each leaf is then made from the one before, with the same result";
 const NO_GROUPS: &str = "tables of a type without groups have no entry with the hint, so the check only saves time";
 const SEVERAL_LEVELS: &str = "both masks have more than one level";
 const EIGHT_BITS: &str = "the general path counts the eight bits, with the same result";
@@ -567,6 +588,7 @@ const FRAME: &str = "crates/stage2/src/frame.rs";
 const FRAME_MAP: &str = "crates/stage2/src/frame_map.rs";
 const RESIZE: &str = "crates/stage2/src/resize.rs";
 const SEQUENCE: &str = "crates/stage2/src/sequence.rs";
+const VMIDS: &str = "crates/stage2/src/vmids.rs";
 const GROUP: &str = "crates/stage2/src/group.rs";
 const MAP_GROUP: &str = "crates/stage2/src/map_group.rs";
 const MAP_RANGE: &str = "crates/stage2/src/map_range.rs";
