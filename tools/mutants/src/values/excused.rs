@@ -495,6 +495,11 @@ const EXCUSED: &[Excused] = &[
     excused(VMIDS, "Vmids::use_or_give: 0 => 1", PAUSE),
     excused(VMIDS, "Vmids::use_or_give: 1 => 2", PAUSE),
     excused(VMIDS, "Vmids::use_or_give: 1 => 2 #2", PAUSE),
+    excused(
+        GEOMETRY,
+        "Geometry::may_have_leaves: matches!(G::FORMAT, Format::Lpa) => true",
+        "the field has the level that the constant has",
+    ),
 ];
 
 const SERIAL_NUMBER: &str = "serial numbers are only compared for equality, and 47 bits last for years, too";
