@@ -255,7 +255,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             return Ok(false);
         }
         // All levels at once, or else the next level only. A block of level 0 would take a quarter of a million pages.
-        let level = if at == Level::L0 { below } else { level };
+        let level = if G::LARGEST == Level::L0 && at == Level::L0 { below } else { level };
         let built = self.build(block, at, level, tables).or_else(|| self.build(block, at, below, tables));
         let Some(new) = built else {
             let gone = location.cell.read() != block;

@@ -145,9 +145,8 @@ impl Copy {
     /// Returns the test programs that judge: those of [`of_crates`], and each test of the hosted hypervisor.
     fn judges(&self) -> anyhow::Result<Vec<Judge>> {
         let mut judges = of_crates();
-        for test in files(&self.place.join(HOSTED_HYPERVISOR).join("tests"))? {
-            judges.push(all("hypervisor", &test.file_stem().unwrap_or_default().to_string_lossy()));
-        }
+        let hosted = tests_in(&self.place.join(HOSTED_HYPERVISOR).join("tests"))?;
+        judges.extend(hosted.iter().map(|test| all("hypervisor", test)));
         Ok(judges)
     }
 
@@ -266,6 +265,15 @@ fn all(of: &'static str, target: &str) -> Judge {
     Judge { of, target: target.to_owned(), filter: "", except: &[] }
 }
 
+/// Returns the names of the test programs of a directory: each is a file, or a directory with the file `main.rs`.
+fn tests_in(directory: &Path) -> anyhow::Result<BTreeSet<String>> {
+    let names = files(directory)?.into_iter().filter_map(|file| {
+        let first = file.strip_prefix(directory).ok()?.components().next()?;
+        Some(Path::new(&first).file_stem()?.to_string_lossy().into_owned())
+    });
+    Ok(names.collect())
+}
+
 /// Returns the test programs that judge the crates' own mutants.
 fn of_crates() -> Vec<Judge> {
     vec![
@@ -382,6 +390,15 @@ mod tests {
         assert!(needed.len() > 4, "{needed:?}");
         let missing: Vec<_> = needed.iter().filter(|name| !MEMBERS.contains(&name.as_str())).collect();
         assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
+    fn a_directory_of_tests_is_one_program() {
+        let directory = tempfile::tempdir().unwrap();
+        for file in ["clock.rs", "devices/main.rs", "devices/bus.rs"] {
+            write(&directory.path().join(file), b"").unwrap();
+        }
+        assert_eq!(tests_in(directory.path()).unwrap(), ["clock".to_owned(), "devices".to_owned()].into());
     }
 
     #[test]
