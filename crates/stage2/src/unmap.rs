@@ -276,7 +276,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
             let whole = (start + MOST_GROUPED) & !(MOST_GROUPED - 1);
             self.take_reported::<MOST_GROUPED>(locked, start..last.min(whole), first)
         } else {
-            self.take_reported::<BATCH>(locked, start..last.min(start + BATCH), first)
+            self.take_reported::<BATCH>(locked, start..last, first)
         };
         // If `done` is `index`, a table was linked there. `at` must not go back to the start of the entry.
         *at = (*at).max(first + (((done - start) as u64) << shift));
