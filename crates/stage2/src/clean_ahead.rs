@@ -45,12 +45,12 @@ impl CleanedPieces {
         self.0 |= Self::bit(offset);
     }
 
-    /// Whether the piece with the byte at `offset`, which is less than [`BLOCK`](Self::BLOCK), is noted.
+    /// Whether the piece with the byte at `offset` is noted. From [`BLOCK`](Self::BLOCK) on there is none.
     pub fn has(self, offset: u64) -> bool {
         self.0 & Self::bit(offset) != 0
     }
 
-    /// The piece with the byte at `offset`, which is less than [`BLOCK`](Self::BLOCK), was written, or is about to be.
+    /// The piece with the byte at `offset` was written, or is about to be.
     pub fn forget(&mut self, offset: u64) {
         self.0 &= !Self::bit(offset);
     }
@@ -64,7 +64,7 @@ impl CleanedPieces {
     const ALL: u64 = (1 << (Self::BLOCK / Self::PIECE)) - 1;
 
     fn bit(offset: u64) -> u64 {
-        1 << (offset / Self::PIECE)
+        1u64.unbounded_shl((offset / Self::PIECE).min(u64::BITS.into()) as u32)
     }
 }
 

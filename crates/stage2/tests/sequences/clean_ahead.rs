@@ -40,6 +40,17 @@ fn a_piece_is_cleaned_and_noted_alone() {
     assert!(cleaned.has(6 * PIECE - 1) && !cleaned.has(5 * PIECE - 1));
 }
 
+/// Not even in a run that is larger. To forget what is there forgets nothing.
+#[test]
+fn nothing_beyond_the_block_counts_as_cleaned() {
+    let mut cleaned = all_cleaned();
+    for offset in [MIB_2, 64 * PIECE, u64::MAX] {
+        assert!(!cleaned.has(offset), "{offset:#x}");
+        cleaned.forget(offset);
+    }
+    assert!(cleaned.are_all());
+}
+
 /// A piece ends inside the run, and inside the 2 MiB from its start.
 #[test]
 fn what_is_no_piece_is_not_cleaned() {
