@@ -80,12 +80,12 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.publish();
     }
 
-    /// Whether `child` maps exactly what `block` maps, by pages. An entry of a table above level 3 is no page, so the check of
-    /// such a table ends at its first entry.
+    /// Whether `child` is a table of pages that maps exactly what `block` maps.
     pub(crate) fn is_whole_block(&self, child: &Locked<'_, P, G>, block: Descriptor<G>) -> bool {
         let page = block.part(Level::L3);
         let size = self.geometry().granule().size();
-        child.counts.live() == child.table.len() as u64
+        child.level == Level::L3
+            && child.counts.live() == child.table.len() as u64
             && (0..child.table.len()).all(|index| child.entry(index).maps_as(page.advanced(index as u64 * size)))
     }
 

@@ -510,7 +510,7 @@ fn destroying_removes_all_there_is() {
     assert_eq!(reported, [Ipa::new(0), last]);
 }
 
-/// A lock is held for no more leaves than that, and so are interrupts masked.
+/// The table's lock is held for no more leaves at a time.
 #[test]
 fn at_most_64_leaves_are_broken_before_they_are_reported() {
     let mut guest = guest(HINTS);
