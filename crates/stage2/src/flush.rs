@@ -56,6 +56,8 @@ pub struct Pending<'a, P: Platform, R: RemovalWatcher<G> = Unwatched, G: Granule
     unlinked: Chain,
     removed: Option<R>,
     removal: RemovalId,
+    /// How many changes are counted as pending until this is flushed: removals, or downgrades.
+    changes: u64,
 }
 
 impl<P: Platform, G: Granule, R: Join<G>> Pending<'_, P, R, G> {
@@ -67,6 +69,7 @@ impl<P: Platform, G: Granule, R: Join<G>> Pending<'_, P, R, G> {
         }
         let mut other = core::mem::ManuallyDrop::new(other);
         self.changed.join(other.changed);
+        self.changes += other.changes;
         self.unlinked.join(core::mem::take(&mut other.unlinked), self.stage2);
         if let (Some(removed), Some(other)) = (&mut self.removed, other.removed.take()) {
             removed.join(other);
@@ -77,28 +80,29 @@ impl<P: Platform, G: Granule, R: Join<G>> Pending<'_, P, R, G> {
 impl<'a, P: Platform, G: Granule> Pending<'a, P, Downgrade, G> {
     /// A permission downgrade in `range`. [`Stage2::begin_downgrade`] counted it before it began.
     pub(crate) fn downgrade(stage2: &'a Stage2<P, G>, changed: Changed, range: IpaRange) -> Self {
-        let removed = Some(Downgrade { count: 1, range });
         let removal = stage2.removal_id::<Downgrade>();
-        Self { stage2, changed, unlinked: Chain::default(), removed, removal }
+        Self { stage2, changed, unlinked: Chain::default(), removed: Some(Downgrade { range }), removal, changes: 1 }
     }
 }
 
 impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>> Pending<'a, P, R, G> {
+    /// An unmap. [`Stage2::begin_removal`] counted it `changes` times.
     #[inline(always)]
-    pub(crate) fn with_tables(
+    pub(crate) fn removal(
         stage2: &'a Stage2<P, G>,
         changed: Changed,
         unlinked: Chain,
         removed: R,
-        removal: RemovalId,
+        (removal, changes): (RemovalId, u64),
     ) -> Self {
-        Self { stage2, changed, unlinked, removed: Some(removed), removal }
+        Self { stage2, changed, unlinked, removed: Some(removed), removal, changes }
     }
 
     /// Invalidates the changed addresses in the TLBs of all CPUs, and waits until that is complete.
     #[inline(always)]
     pub fn complete(mut self) -> Flushed<'a, P, R, G> {
-        self.flush();
+        self.widen();
+        self.stage2.flush_changed(&mut self.changed);
         self.end();
         let (unlinked, removed) = (core::mem::take(&mut self.unlinked), self.removed.take());
         Flushed { stage2: self.stage2, unlinked, removed, removal: self.removal }
@@ -113,11 +117,13 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>> Pending<'a, P, R, G> {
         }
     }
 
-    /// Counts a permission downgrade as flushed: other CPUs need not flush for it any more.
+    /// Counts the change as flushed: other CPUs need not flush for it any more.
     #[inline(always)]
     fn end(&self) {
-        if let Some(Downgrade { count, .. }) = self.removed.as_ref().and_then(RemovalWatcher::downgrade) {
-            self.stage2.pending_downgrades.done(*count, self.stage2.platform());
+        let Stage2 { pending_downgrades, pending_removals, .. } = self.stage2;
+        if R::DOWNGRADES || self.changes > 0 {
+            let pending = if R::DOWNGRADES { pending_downgrades } else { pending_removals };
+            pending.done(self.changes, self.stage2.platform());
         }
     }
 
@@ -126,19 +132,14 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>> Pending<'a, P, R, G> {
         self.changed.is_empty()
     }
 
+    /// Adds what other downgrades may have changed.
     #[inline(always)]
-    fn flush(&mut self) {
+    fn widen(&mut self) {
         let downgrade = self.removed.as_ref().and_then(RemovalWatcher::downgrade);
-        if let Some(Downgrade { count, range }) = downgrade
-            && self.stage2.pending_downgrades.others(*count)
+        if let Some(Downgrade { range }) = downgrade
+            && self.stage2.pending_downgrades.others(self.changes)
         {
             self.changed.join(Changed::anything_in(range.clone()));
-        }
-        if !self.changed.is_empty() {
-            let scope = self.changed.scope();
-            self.stage2.tlb().invalidate(&scope);
-            self.stage2.claim_flushed(scope.range);
-            self.changed = Changed::default();
         }
     }
 }
@@ -147,7 +148,8 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>> Pending<'a, P, R, G> {
     /// The flush of a `Pending` that is dropped.
     #[cold]
     fn complete_late(&mut self) -> Flushed<'a, P, R, G> {
-        self.flush();
+        self.widen();
+        self.stage2.flush_changed_out_of_line(&mut self.changed);
         self.end();
         let (unlinked, removed) = (core::mem::take(&mut self.unlinked), self.removed.take());
         Flushed { stage2: self.stage2, unlinked, removed, removal: self.removal }
@@ -165,6 +167,23 @@ impl<P: Platform, G: Granule, R: RemovalWatcher<G>> Drop for Pending<'_, P, R, G
 }
 
 impl<P: Platform, G: Granule> Stage2<P, G> {
+    #[inline(always)]
+    fn flush_changed(&self, changed: &mut Changed) {
+        if !changed.is_empty() {
+            let scope = changed.scope();
+            self.tlb().invalidate(&scope);
+            self.claim_flushed(scope.range);
+            *changed = Changed::default();
+        }
+    }
+
+    /// One function for all that are dropped.
+    #[cold]
+    #[inline(never)]
+    fn flush_changed_out_of_line(&self, changed: &mut Changed) {
+        self.flush_changed(changed);
+    }
+
     /// States for a trace: from here on, no TLB holds anything that was removed in `range`.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]

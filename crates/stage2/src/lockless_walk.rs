@@ -240,7 +240,8 @@ impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
         cell.write(new);
     }
 
-    /// Removes an entry, and returns its last value. The entry is left stale until the caller's flush.
+    /// Removes an entry, and returns its last value. The entry is left stale. The removal is counted already
+    /// ([`Stage2::begin_removal`]).
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take(&mut self, index: usize) -> Descriptor<G> {
@@ -248,9 +249,9 @@ impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
         let mut old = cell.read();
         // With DBM, hardware may record a write at any moment: an exchange returns the last record.
         if old.is_hardware_tracked() {
-            old = cell.exchange(Descriptor::STALE, self.stage2.platform());
+            old = cell.exchange(Descriptor::STALE_COUNTED, self.stage2.platform());
         } else {
-            cell.write(Descriptor::STALE);
+            cell.write(Descriptor::STALE_COUNTED);
         }
         self.counts -= Counts::of(old, self.level);
         old
@@ -261,16 +262,17 @@ impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take_unrecorded(&mut self, index: usize) {
         let cell = self.table.entry(index);
-        self.take_unrecorded_in(cell, cell.read());
+        self.take_unrecorded_in(cell, cell.read(), Descriptor::STALE_COUNTED);
     }
 
-    /// [`take_unrecorded`](Self::take_unrecorded), for a caller that has the cell, and has read `old` under the lock.
+    /// [`take_unrecorded`](Self::take_unrecorded), for a caller that has the cell, and has read `old` under the lock. The
+    /// entry is left as `stale`.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn take_unrecorded_in(&mut self, cell: Cell<'_, G>, old: Descriptor<G>) {
+    pub(crate) fn take_unrecorded_in(&mut self, cell: Cell<'_, G>, old: Descriptor<G>, stale: Descriptor<G>) {
         self.counts -= Counts::of(old, self.level);
         cell.unrecorded(old);
-        cell.write(Descriptor::STALE);
+        cell.write(stale);
     }
 
     /// Breaks an entry, and reserves it for this CPU until [`Busy::make`]. Unlocks the table.

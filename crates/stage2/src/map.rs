@@ -5,8 +5,8 @@
 //!
 //! * *Invalid*: the new entry is written at once. The architecture caches no entry that causes a translation fault, so
 //!   no TLB invalidation is needed.
-//! * *Stale* (`Descriptor::STALE`): something was removed here, and its flush may still be pending. The address is
-//!   invalidated first.
+//! * *Stale* (`Descriptor::STALE` and `STALE_COUNTED`): something was removed here. If its flush may still be pending, the
+//!   address is invalidated first. Otherwise the entry is as good as an invalid one.
 //! * *A leaf of another output address or memory type*: break-before-make (Arm ARM DDI 0487K.a, D8.16.1). The entry
 //!   becomes busy; then come flush, cache maintenance, and the new entry.
 //! * *A block, where a smaller leaf is to be mapped*: the block is first replaced, also by break-before-make, with a
@@ -193,10 +193,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
         let span = self.geometry().granule().span(location.level);
         let was_there = location.entry.is_valid();
-        let stale = location.entry == Descriptor::STALE;
+        let unflushed = !was_there && self.is_unflushed(location.entry, 0);
         // Cleaning one page takes little time, so the table stays locked. Anything longer makes the entry busy and
         // unlocks the table.
-        if location.entry == Descriptor::INVALID && (location.level == Level::L3 || !maintenance.is_needed()) {
+        if !was_there && !unflushed && (location.level == Level::L3 || !maintenance.is_needed()) {
             cache::before_map(self.platform(), self.features(), (new.address(), span), maintenance);
             locked.make(location.cell, new);
             drop(locked);
@@ -214,7 +214,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             } else if !old.has_memory_of(new) {
                 maintenance = maintenance.with_cleaning();
             }
-        } else if stale {
+        } else if unflushed {
             self.flush_stale(ipa, location.level);
         }
         cache::before_map(self.platform(), self.features(), (new.address(), span), maintenance);
@@ -265,7 +265,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                     return Err(page);
                 }
                 // From here on the page belongs to the tree.
-                if old == Descriptor::INVALID {
+                if !self.is_unflushed(old, 0) {
                     locked.make(location.cell, new);
                     drop(locked);
                     self.publish();
@@ -283,6 +283,13 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
                 return Err(page);
             }
         }
+    }
+
+    /// Whether this vacant entry is stale, and the remover's flush may still be pending. `own` removals are the caller's. The
+    /// caller has the table's lock, and has read the entry under it.
+    #[inline(always)]
+    pub(crate) fn is_unflushed(&self, vacant: Descriptor<G>, own: u64) -> bool {
+        vacant != Descriptor::INVALID && (vacant == Descriptor::STALE || self.pending_removals.others(own))
     }
 
     /// Invalidates a stale entry of `level`: the leaf or table that it held was removed, and the remover's flush may

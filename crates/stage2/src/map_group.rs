@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Mapping a contiguous group, where nothing is mapped or where its leaves are mapped one by one.
 //!
-//! All entries of a group are in one table, and are written under its lock. Where one of them was valid or is stale, or
-//! caches need maintenance, they all become busy first. They count as one busy entry (module `group`).
+//! All entries of a group are in one table, and are written under its lock. Where one of them was valid, or is stale and
+//! not flushed, or caches need maintenance, they all become busy first. They count as one busy entry (module `group`).
 
 use core::ops::Range;
 
@@ -36,8 +36,8 @@ struct Before {
     holes: bool,
     /// Some are leaves.
     leaves: bool,
-    /// Some are stale.
-    stale: bool,
+    /// Some are stale, and the flush of what was there may be pending.
+    unflushed: bool,
 }
 
 impl<P: Platform, G: Granule> Grant<'_, P, G> {
@@ -151,7 +151,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             locked.counts -= Counts::of(locked.entry(index), level);
         }
         let mut written = 0u128;
-        if before.leaves || before.stale || maintenance.is_needed() {
+        if before.leaves || before.unflushed || maintenance.is_needed() {
             for (number, index) in indexes.clone().enumerate() {
                 let cell = table.entry(index);
                 // With DBM, hardware may record a write at any moment: an exchange returns the last record.
@@ -164,9 +164,9 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             locked.counts += Counts::BUSY;
             drop(locked);
             let size = group_size::<G>(level);
-            if before.leaves || before.stale {
+            if before.leaves || before.unflushed {
                 // Above level 3 a stale entry may have been a table.
-                let tables = before.stale && level < Level::L3;
+                let tables = before.unflushed && level < Level::L3;
                 let range = ipa..ipa + size;
                 self.tlb().invalidate(&Scope { range, level: (!tables).then_some(level), tables });
             }
@@ -198,7 +198,7 @@ fn look<G: Granule>(
     joins_tracked: bool,
 ) -> Result<Option<Before>, Error> {
     let (level, span) = (locked.level, G::default().span(locked.level));
-    let mut before = Before { holes: false, leaves: false, stale: false };
+    let mut before = Before { holes: false, leaves: false, unflushed: false };
     let mut grouped = true;
     for (number, index) in indexes.enumerate() {
         let old = locked.entry(index);
@@ -208,7 +208,7 @@ fn look<G: Granule>(
         }
         if old.is_vacant() {
             before.holes = true;
-            before.stale |= old == Descriptor::STALE;
+            before.unflushed |= locked.stage2.is_unflushed(old, 0);
         } else if old.is_hardware_tracked() && !joins_tracked || !old.maps_as(new.advanced(at)) {
             return Err(Error::NotOneGroup { ipa: ipa + at, level });
         } else {

@@ -170,10 +170,14 @@ pub trait RemovalWatcher<G: Granule = Kib4> {
     /// Whether leaves are reported.
     const WATCHES: bool;
 
+    /// Whether the change is a permission downgrade and no unmap.
+    #[doc(hidden)]
+    const DOWNGRADES: bool = false;
+
     /// Reports that a leaf was removed.
     fn leaf(&mut self, leaf: Broken<G>);
 
-    /// The downgrade, if the change is one and no unmap.
+    /// The downgrade, if the change is one.
     #[doc(hidden)]
     #[inline(always)]
     fn downgrade(&self) -> Option<&Downgrade> {
@@ -203,14 +207,13 @@ impl<G: Granule, F: FnMut(Broken<G>)> RemovalWatcher<G> for F {
 /// A permission downgrade, or several joined ones.
 #[derive(Debug)]
 pub struct Downgrade {
-    /// How many downgrades.
-    pub(crate) count: u64,
     /// A range that covers all that they were called for.
     pub(crate) range: IpaRange,
 }
 
 impl<G: Granule> RemovalWatcher<G> for Downgrade {
     const WATCHES: bool = false;
+    const DOWNGRADES: bool = true;
 
     fn leaf(&mut self, _: Broken<G>) {}
 
@@ -219,31 +222,35 @@ impl<G: Granule> RemovalWatcher<G> for Downgrade {
     }
 }
 
-/// How many permission downgrades have begun and are not flushed yet.
+/// How many changes of a kind have begun and are not flushed yet.
 ///
-/// A downgrade may find an access gone that another CPU removed and has not flushed yet. Its caller still relies on the
-/// access being gone. So if other downgrades are pending, a downgrade flushes its whole range, not only what it
-/// changed. (Unmapped entries need no count: they are marked as `Descriptor::STALE`.)
+/// *Permission downgrades.* A downgrade may find an access gone that another CPU removed and has not flushed yet. Its
+/// caller still relies on the access being gone. So if other downgrades are pending, a downgrade flushes its whole
+/// range, not only what it changed.
+///
+/// *Removals.* A CPU that maps at an entry which a counted removal left (`Descriptor::STALE_COUNTED`) flushes only if one
+/// is pending. Without that count, each page that was unmapped once would cost a flush when it is mapped again.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct PendingDowngrades(Word);
+pub(crate) struct PendingChanges(Word);
 
-impl PendingDowngrades {
-    /// Counts one before it begins. Relaxed: a CPU that sees its changes has taken the table's lock after it, and so
-    /// sees the count too.
+impl PendingChanges {
+    /// Counts one before its first change. Relaxed: a CPU that finds the change under the table's lock has taken that lock
+    /// later, and so sees the count too.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn count<P: Platform>(&self, platform: &P) {
         platform.on_atomic();
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether more than the caller's `own` are pending.
+    /// Whether more than the caller's `own` are pending. If not, the flushes of all that were counted before are complete:
+    /// the count is 0 only if each of them was counted as done, and the load acquires that.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn others(&self, own: u64) -> bool {
         self.0.load(Ordering::Acquire) > own
     }
 
-    /// Counts the caller's own as flushed.
+    /// Counts the caller's own as flushed. Release: their flush is complete before.
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn done<P: Platform>(&self, count: u64, platform: &P) {
         platform.on_atomic();
@@ -259,7 +266,6 @@ pub trait Join<G: Granule = Kib4>: RemovalWatcher<G> {
 
 impl<G: Granule> Join<G> for Downgrade {
     fn join(&mut self, other: Self) {
-        self.count += other.count;
         self.range = self.range.start.min(other.range.start)..self.range.end.max(other.range.end);
     }
 }

@@ -9,7 +9,7 @@ use crate::counts::Counts;
 use crate::deferred_free::DeferredFree;
 use crate::platform::{Domain, Platform};
 use crate::primitive::{self, Claim};
-use crate::removal::{PendingDowngrades, RemovalCount, RemovalId, RemovalWatcher};
+use crate::removal::{PendingChanges, RemovalCount, RemovalId, RemovalWatcher};
 use crate::resize::LiveSplits;
 use crate::sequence::SequenceCount;
 use crate::table::Table;
@@ -34,7 +34,8 @@ pub struct Stage2<P: Platform, G: Granule = Kib4> {
     pub(crate) shares_vmids: bool,
     pub(crate) vmid: TreeVmid,
     pub(crate) sequence: SequenceCount,
-    pub(crate) pending_downgrades: PendingDowngrades,
+    pub(crate) pending_downgrades: PendingChanges,
+    pub(crate) pending_removals: PendingChanges,
     pub(crate) deferred_free: DeferredFree,
     pub(crate) removal_count: RemovalCount,
     pub(crate) non_cacheable: NonCacheable,
@@ -107,7 +108,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             shares_vmids,
             vmid: TreeVmid::default(),
             sequence: SequenceCount::default(),
-            pending_downgrades: PendingDowngrades::default(),
+            pending_downgrades: PendingChanges::default(),
+            pending_removals: PendingChanges::default(),
             deferred_free: DeferredFree::default(),
             removal_count: RemovalCount::default(),
             non_cacheable: NonCacheable::default(),
@@ -168,6 +170,13 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Counts a permission downgrade that is about to begin. It ends when its [`Pending`](crate::Pending) is flushed.
     pub(crate) fn begin_downgrade(&self) {
         self.pending_downgrades.count(&self.platform);
+    }
+
+    /// Counts a removal that is about to begin, in the same way.
+    #[inline(always)]
+    #[cfg_attr(feature = "checked", track_caller)]
+    pub(crate) fn begin_removal(&self) {
+        self.pending_removals.count(&self.platform);
     }
 
     /// A name for a removal that begins.

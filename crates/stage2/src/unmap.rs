@@ -5,8 +5,11 @@
 //! without reading its entries. A table is also unlinked with its last entry. Steps U1 to U5 are here and in modules
 //! `lockless_walk` and `tables_below`; step U6 is [`Pending::complete`].
 //!
-//! **Stale entries.** A removed entry is marked stale ([`Descriptor::STALE`]). A CPU that maps there before the flush
-//! is complete invalidates first. Another unmap of the same addresses adds them to its own flush.
+//! **Stale entries.** A removed entry is marked stale. A CPU that maps there before the flush is complete invalidates
+//! first. Another unmap of the same addresses adds them to its own flush. The mark stays after the flush, so removals are
+//! counted until they are flushed ([`Descriptor::STALE_COUNTED`], module `removal`): while none is pending, a CPU that maps
+//! there invalidates nothing. The count takes two atomic operations, which would double the time of unmapping one page that
+//! is not reported. Such a removal is not counted ([`Descriptor::STALE`]), and the next CPU that maps there invalidates.
 //!
 //! **Single leaves** are reported at once, as they were when they were broken, but without their memory ([`Broken`]).
 //! Without FEAT_S2FWB, or with non-cacheable mappings, the guest may have written past the caches, and lines may be
@@ -54,7 +57,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     ) -> Result<Pending<'_, P, R, G>, Error> {
         if let Ok(removal) = self.unmap_page(&range, &mut removed) {
             let changed = Changed::leaves_of(range, Level::L3);
-            return Ok(Pending::with_tables(self, changed, Chain::default(), removed, removal));
+            return Ok(Pending::removal(self, changed, Chain::default(), removed, (removal, u64::from(R::WATCHES))));
         }
         self.unmap_slowly::<R, LOCKS_EMPTY>(range, tables, removed)
     }
@@ -77,13 +80,14 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             return Err(Retry);
         }
         if R::WATCHES {
+            self.begin_removal();
             let descriptor = locked.take(location.index);
             drop(locked);
             let removal = self.removal_id::<R>();
             removed.leaf(Broken::new(Leaf { ipa, level: Level::L3, descriptor }, removal));
             return Ok(removal);
         }
-        locked.take_unrecorded_in(location.cell, entry);
+        locked.take_unrecorded_in(location.cell, entry, Descriptor::STALE);
         Ok(self.removal_id::<R>())
     }
 
@@ -139,6 +143,7 @@ struct Unmap<'a, P: Platform, G: Granule, R, const LOCKS_EMPTY: bool> {
 
 impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool> Unmap<'a, P, G, R, LOCKS_EMPTY> {
     fn new(stage2: &'a Stage2<P, G>, range: IpaRange, removed: R) -> Self {
+        stage2.begin_removal();
         let (changed, unlinked, removal) = (Changed::default(), Chain::default(), stage2.removal_id::<R>());
         Self { stage2, range, changed, unlinked, removed, removal, beyond: true }
     }
@@ -154,7 +159,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
     }
 
     fn pending(self) -> Pending<'a, P, R, G> {
-        Pending::with_tables(self.stage2, self.changed, self.unlinked, self.removed, self.removal)
+        Pending::removal(self.stage2, self.changed, self.unlinked, self.removed, (self.removal, 1))
     }
 
     /// Unmaps the part of a table from `at` to `end`.
@@ -194,10 +199,6 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
                 }
                 _ if LOCKS_EMPTY => self.leaves((table, level, index), *then, at, end)?,
                 _ if entry == Descriptor::INVALID => *at = next,
-                _ if entry == Descriptor::STALE => {
-                    self.stale(here, 0, level);
-                    *at = next;
-                }
                 _ => self.leaves((table, level, index), *then, at, end)?,
             }
             index += ((*at - here) >> shift) as usize;
@@ -238,7 +239,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         if if_empty && child.counts.live() > 0 {
             return Ok(());
         }
-        parent.take_unrecorded_in(cell, entry);
+        parent.take_unrecorded_in(cell, entry, Descriptor::STALE_COUNTED);
         let before = stage2.finish_unlink(child);
         drop(parent);
         self.changed.table(part.clone());
@@ -291,11 +292,12 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
             if entry.is_table(locked.level) {
                 return self.taken(&locked, span, first, index);
             }
-            if entry.is_valid() && self.is_inside(first, index - indexes.start, (locked.level, entry)) {
+            let number = index - indexes.start;
+            if !entry.is_valid() {
+                self.vacant(first, number, (locked.level, entry));
+            } else if self.is_inside(first, number, (locked.level, entry)) {
                 locked.take_unrecorded(index);
-                span.add(index - indexes.start);
-            } else if entry == Descriptor::STALE {
-                self.stale(first, index - indexes.start, locked.level);
+                span.add(number);
             }
         }
         self.taken(&locked, span, first, indexes.end)
@@ -312,8 +314,16 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         inside
     }
 
-    /// Adds a stale entry, `number` entries after `first`, to this flush: another CPU removed what was there, and its
-    /// flush may be pending. Above level 3 the entry may have been a table.
+    /// A vacant entry, `number` entries after `first`. If it is stale, another CPU removed what was there, and its flush may
+    /// be pending. This removal is counted itself.
+    #[inline(always)]
+    fn vacant(&mut self, first: Ipa, number: usize, (level, entry): (Level, Descriptor<G>)) {
+        if self.stage2.is_unflushed(entry, 1) {
+            self.stale(first, number, level);
+        }
+    }
+
+    /// Adds a stale entry to this flush. Above level 3 it may have been a table.
     #[cold]
     fn stale(&mut self, first: Ipa, number: usize, level: Level) {
         let span = self.stage2.geometry().granule().span(level);
@@ -347,11 +357,11 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
             if entry.is_table(level) {
                 break;
             }
-            if entry.is_valid() && self.is_inside(first, number, (level, entry)) {
+            if !entry.is_valid() {
+                self.vacant(first, number, (level, entry));
+            } else if self.is_inside(first, number, (level, entry)) {
                 *old = locked.take(done);
                 span.add(number);
-            } else if entry == Descriptor::STALE {
-                self.stale(first, number, level);
             }
             done += 1;
         }

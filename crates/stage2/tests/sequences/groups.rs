@@ -116,10 +116,17 @@ fn holes_are_cleaned_and_what_is_stale_is_flushed() {
     }
     let mut guest = grouped(HINTS, &RAM);
     map_page(&mut guest, SIZE, &RAM);
-    guest.stage2.unmap(range(BASE, SIZE), &mut guest.pool, Unwatched).unwrap().complete().free(&mut guest.pool);
+    for is_flushed in [false, true] {
+        let pending = guest.stage2.unmap(range(BASE, SIZE), &mut guest.pool, Unwatched).unwrap();
+        let pending = (!is_flushed).then_some(pending);
+        guest.machine.events();
+        let grant = guest.stage2.open(window(frame(0), SIZE), BASE);
+        assert_eq!(grant.map_group(Level::L3, &RAM, &mut guest.pool, &mut |_| ()), Ok(Grouped::New));
+        let flush = if is_flushed { vec![] } else { flush(16) };
+        assert_eq!(guest.machine.events(), [&flush[..], &made(RAM.access)].concat());
+        drop(pending);
+    }
     guest.events();
-    assert_eq!(map_group(&mut guest, 0, &RAM), Ok(Grouped::New));
-    assert_eq!(guest.events(), [&flush(16)[..], &made(RAM.access)].concat());
     assert!(matches!(map_group(&mut guest, 0, &RAM), Ok(Grouped::Already(_))));
     assert_eq!(guest.events(), []);
 }
@@ -130,12 +137,13 @@ fn what_is_stale_above_level_3_may_have_been_a_table() {
     let mut guest = guest(HINTS);
     map_page(&mut guest, 0, &RAM);
     map_at(&mut guest, 16 * MIB_2, Level::L2, &RAM);
-    guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, Unwatched).unwrap().complete().free(&mut guest.pool);
-    guest.events();
+    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, Unwatched).unwrap();
+    guest.machine.events();
     let grant = guest.stage2.open(window(frame(0), 16 * MIB_2), BASE);
     assert_eq!(grant.map_group(Level::L2, &RAM, &mut guest.pool, &mut |_| ()), Ok(Grouped::New));
-    let events = guest.events();
+    let events = guest.machine.events();
     assert_eq!(events, [&by_vmid()[..], &[Event::Dsb(Domain::IshSt)]].concat());
+    pending.complete().free(&mut guest.pool);
 }
 
 #[test]

@@ -23,7 +23,12 @@ pub struct Defect {
 
 /// The defects that a mutant can express.
 pub const DEFECTS: &[Defect] = &[
-    Defect { peer: "hvisor", what: "the flush does nothing", file: FLUSH, label: "Pending::flush/invalidate/omit" },
+    Defect {
+        peer: "hvisor",
+        what: "the flush does nothing",
+        file: FLUSH,
+        label: "Stage2::flush_changed/invalidate/omit",
+    },
     Defect {
         peer: "aarch64-paging, Bao",
         what: "no VMALLE1IS after the invalidation by IPA",

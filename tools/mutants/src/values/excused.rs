@@ -465,7 +465,6 @@ const EXCUSED: &[Excused] = &[
     excused(SPLIT, "Stage2::next_block_in: below < Level::L3 => below <= Level::L3", MAY_HOLD),
     excused(SPLIT, "Stage2::refill: 0 => 1", "a table under construction has only tables or only leaves"),
     excused(UNMAP, "Unmap::table: entry == Descriptor::INVALID => false", VACANT),
-    excused(UNMAP, "Unmap::table: entry == Descriptor::STALE => false", VACANT),
     excused(UNMAP, "Unmap::unlink: if_empty => false", LOOK),
     excused(UNMAP, "Unmap::unlink: counts.is_some_and(|counts| counts.live() > 0 || counts.busy() > 0) => false", LOOK),
     excused(UNMAP, "Unmap::unlink: counts.live() > 0 => false", LOOK),

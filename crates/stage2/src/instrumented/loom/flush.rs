@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two permission downgrades of the same leaf. When either of them is complete, an invalidation has begun after the
-//! entry was changed, whichever CPU changed it.
+//! Two permission downgrades of the same leaf, or a removal and a mapping. When either of the downgrades is complete, or the
+//! new leaf is mapped, an invalidation has begun after the entry was changed, whichever CPU changed it.
 
 use std::sync::Arc;
 
-use super::guest::{BLOCK, FWB, Guest, PAGE, range};
+use super::guest::{BLOCK, FWB, Guest, PAGE, RAM, home, range};
 use super::machine::{Machine, Pages, Watch};
 use super::{Operation, meet, model};
 use crate::primitive::Ordering;
-use crate::{Access, Attributes, Broken, Ipa, Level, Unwatched};
+use crate::withdraw::Sample;
+use crate::{Access, Attributes, Broken, Ipa, Level, Mapped, Unwatched};
 
 type Change = fn(&Guest, &mut Pages);
 
@@ -72,6 +73,39 @@ fn both_end_or_take_records() {
     both_are_flushed(dirty, [CLEAR_DBM_AND_WRITE, CLEAR_DBM_AND_WRITE]);
     both_are_flushed(dirty, [CLEAR_DBM_AND_WRITE, WRITE_PROTECT]);
     both_are_flushed(dirty, [CLEAN, CLEAR_DBM_AND_WRITE]);
+}
+
+/// A CPU maps where another one may have removed something. If so, an invalidation has begun between the removal and the
+/// mapping, whichever CPU did it.
+fn is_flushed_before_it_is_mapped(remove: Change) {
+    model(3, move || {
+        let guest = Guest::on(Machine::new(6, Watch::Flushes), FWB, 2);
+        let (mut here, mut there) = (guest.pages(0..3), guest.pages(3..5));
+        (0..3).for_each(|page| guest.map(page * PAGE, Level::L3, &mut here));
+        let guest = Arc::new(guest);
+        let at_other = guest.clone();
+        let other = loom::thread::spawn(move || {
+            remove(&at_other, &mut there);
+            there
+        });
+        let ipa = Ipa::new(0);
+        let mapped = guest.stage2.map_to(ipa, home(ipa), Sample::NONE, Level::L3, &RAM, &mut here).expect("mapped");
+        if mapped == Mapped::New {
+            is_flushed(&guest);
+        }
+        let there = other.join().expect("no panic");
+        guest.check(&[here, there]);
+    });
+}
+
+#[test]
+fn what_was_removed_is_flushed_before_it_is_mapped() {
+    is_flushed_before_it_is_mapped(|guest, pages| {
+        let removed = guest.stage2.unmap(range(0, PAGE), pages, |_: Broken| ()).expect("unmapped");
+        removed.complete().free(pages);
+    });
+    is_flushed_before_it_is_mapped(|guest, pages| guest.unmap_quietly(0, PAGE, pages));
+    is_flushed_before_it_is_mapped(|guest, pages| guest.unmap_quietly(0, BLOCK, pages));
 }
 
 /// Two flushes are dropped, and a third operation gives the kept pages back. In the end each page is in exactly one
