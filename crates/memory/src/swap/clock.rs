@@ -60,14 +60,15 @@ impl Clock {
     ) -> Result<Relief, WriteOutError> {
         let mut relief = Relief::default();
         let mut refused = None;
-        let (start, mut last, mut has_wrapped) = (self.next, self.next, false);
+        let (start, mut last, mut wraps) = (self.next, None, 0);
         while relief.pages() < count {
             let Some(page) = self.next(memory) else { break };
-            has_wrapped |= page < last;
-            if has_wrapped && page >= start {
+            wraps += u32::from(last.map_or(page < start, |last| page <= last));
+            // The page was tried, or the hand is where it began.
+            if wraps > 1 || (wraps == 1 && page >= start) {
                 break;
             }
-            last = page;
+            last = Some(page);
             match memory.write_out(page) {
                 Ok(WrittenOut::Freed) => relief.freed += 1,
                 Ok(WrittenOut::Started) => relief.started += 1,

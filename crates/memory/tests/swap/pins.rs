@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Pages that a device has pinned.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
-use twofold_memory::swap::{Clock, PinnedFor, WrittenOut};
+use twofold_memory::swap::{Clock, PinnedFor, Relief, WrittenOut};
 use twofold_memory::{Error, Pages};
 use twofold_stage2::Ipa;
 
-use crate::rig::{Plan, Rig, ipa};
+use crate::rig::{Plan, Rig, ignore, ipa};
 
 #[test]
 fn a_pinned_page_stays_where_it_is() {
@@ -27,6 +30,30 @@ fn a_pinned_page_stays_where_it_is() {
     rig.memory.unpin(first);
     rig.leave(1);
     rig.end();
+}
+
+/// Wherever the hand is, and although no page can leave.
+#[test]
+fn a_round_of_the_hand_tries_each_page_once() {
+    for (pages, hand) in [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2), (3, 3)] {
+        let rig = Rig::with(Plan { huge_pages: 0, ..Plan::default() });
+        (1..=pages).for_each(|page| rig.write(page));
+        let pinned = rig.memory.pin(ipa(1)..ipa(1 + pages), PinnedFor::Reading).unwrap();
+        assert_eq!(rig.write_out(1), Ok(WrittenOut::Pinned));
+        let mut clock = Clock::new();
+        (0..hand).for_each(|_| ignore(clock.next(&rig.memory)));
+        let tried = Rc::new(Cell::new(0));
+        // It looks for an interrupt after each page.
+        let counter = Rc::clone(&tried);
+        rig.machine.set_interrupt_hook(move || {
+            counter.set(counter.get() + 1);
+            counter.get() > pages
+        });
+        let relief = clock.make_room(&rig.memory, 1);
+        rig.memory.unpin(pinned);
+        assert_eq!((relief, tried.get()), (Ok(Relief::default()), pages), "{pages} pages, the hand is behind {hand}");
+        rig.end();
+    }
 }
 
 /// Pinning makes a page ready, and does nothing by halves.
