@@ -79,7 +79,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         };
         match (taken, self.swap.as_deref()) {
             (Some(lent), _) => self.free_huge_page(slot, ram, &range, lent)?,
-            (None, Some(swap)) => return self.give_up_pages(swap, slot, ram, range, &all),
+            (None, Some(swap)) => return self.give_up_pages(swap, slot, ram, range),
             (None, None) => return Ok(GivenUp { end: range.end, frames: 0 }),
         }
         Ok(GivenUp { end: range.end, frames: PAGES })

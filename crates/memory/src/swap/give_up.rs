@@ -13,15 +13,14 @@ use crate::ram::{Kind, Ram};
 use crate::slots::Memslot;
 
 impl<P: Platform, G: Granule> GuestMemory<P, G> {
-    /// Gives up the pages of `range`, which is in one huge page, of which `all` is in the slot. It stops after a page if an
-    /// interrupt is pending.
+    /// Gives up the pages of `range`, which is in one huge page. It stops after a page if an interrupt is pending. X4
+    /// follows.
     pub(crate) fn give_up_pages(
         &self,
         swap: &Swap,
         slot: &Memslot<G>,
         ram: &Lock<Ram<G>>,
         range: IpaRange,
-        all: &IpaRange,
     ) -> Result<GivenUp, Error> {
         let platform = self.stage2.platform();
         swap.refill(platform);
@@ -29,13 +28,11 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         while page < range.end {
             frames += u64::from(self.give_up_page(swap, (page, slot, ram))?);
             page = page + G::SIZE;
-            if page < range.end && platform.interrupt_is_pending() {
-                return Ok(GivenUp { end: page, frames });
+            if platform.interrupt_is_pending() {
+                break;
             }
         }
-        if range == *all
-            && let Some(singles) = ram.lock(platform).end_singles(range.start.align_down(HUGE_PAGE))
-        {
+        if let Some(singles) = ram.lock(platform).end_singles(range.start.align_down(HUGE_PAGE)) {
             swap.give_back(platform, singles);
         }
         Ok(GivenUp { end: page, frames })

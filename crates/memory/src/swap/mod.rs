@@ -131,8 +131,8 @@
 //!   *zero*, unlock, and discard the place. What waited for the page goes on at B5.
 //! * X2: a page that has a frame leaves by L1 and L2: no CPU can reach it any more.
 //! * X3: L5 with the state *zero*. The place of its copy is discarded. If an entry waits for the page, it stays *present*.
-//! * X4: when all pages of a huge page are given up at once, and all are *zero*, the huge page was never touched: the next
-//!   touch may make it whole again.
+//! * X4: when all pages of a huge page are *zero*, the huge page was never touched: the next touch may make it whole
+//!   again.
 //!
 //! Nothing is read or written, so no I/O is begun. The pages are in a running dirty log afterwards.
 //!

@@ -7,6 +7,7 @@ use twofold_memory::swap::{Located, PinnedFor, Waiter};
 use twofold_memory::{Error, GivenUp};
 use twofold_stage2::Level;
 
+use crate::machine::PAGE;
 use crate::rig::{Plan, Rig, ipa};
 
 fn give_up(rig: &Rig, pages: std::ops::Range<u64>) -> Result<GivenUp, Error> {
@@ -82,18 +83,60 @@ fn a_huge_page_whose_pages_are_all_given_up_becomes_whole_again() {
     rig.end();
 }
 
+/// An interrupt after each page parts the work, too.
+#[test]
+fn a_huge_page_that_is_given_up_in_parts_becomes_whole_again() {
+    for is_interrupted in [false, true] {
+        let rig = Rig::new();
+        (0..512).for_each(|page| rig.write(page));
+        rig.leave(7);
+        rig.machine.set_interrupt_hook(move || is_interrupted);
+        for part in [100..512, 0..100] {
+            let mut next = part.start;
+            while next < part.end {
+                let done = give_up(&rig, next..part.end).unwrap();
+                assert!(!is_interrupted || done.end == ipa(next + 1));
+                next = (done.end - ipa(0)) / PAGE;
+            }
+        }
+        rig.machine.set_interrupt_hook(|| false);
+        (0..512).for_each(|page| rig.expect(page, 0));
+        rig.write(0);
+        assert_eq!(rig.walk(0).map(|leaf| leaf.level), Some(Level::L2.raw()), "interrupted: {is_interrupted}");
+        rig.end();
+    }
+}
+
+/// A huge page beside a pinned page is given up in one piece, which no interrupt parts.
+#[test]
+fn a_pinned_neighbour_does_not_keep_a_huge_page() {
+    let rig = Rig::new();
+    (0..1024).for_each(|page| rig.write(page));
+    let pinned = rig.memory.pin(ipa(512)..ipa(513), PinnedFor::Reading).unwrap();
+    rig.machine.set_interrupt_hook(|| true);
+    let done = give_up(&rig, 0..512);
+    rig.memory.unpin(pinned);
+    assert_eq!(done, given(512, 512));
+    rig.machine.set_interrupt_hook(|| false);
+    (0..512).for_each(|page| rig.expect(page, 0));
+    rig.end();
+}
+
 /// A pinned page of a whole huge page stays, and the others leave their states one by one.
 #[test]
 fn a_pinned_page_stays() {
-    let rig = Rig::new();
-    (0..512).for_each(|page| rig.write(page));
-    let pinned = rig.memory.pin(ipa(7)..ipa(8), PinnedFor::Reading).unwrap();
-    assert_eq!(give_up(&rig, 0..512), given(512, 511));
-    (0..512).filter(|page| *page != 7).for_each(|page| rig.expect(page, 0));
-    assert_eq!((rig.located(7), rig.located(8)), (Located::Present, Located::Zero));
-    rig.read(7);
-    rig.memory.unpin(pinned);
-    rig.end();
+    for pinned in [0, 7, 511] {
+        let rig = Rig::new();
+        (0..512).for_each(|page| rig.write(page));
+        let pin = rig.memory.pin(ipa(pinned)..ipa(pinned + 1), PinnedFor::Reading).unwrap();
+        let done = give_up(&rig, 0..512);
+        rig.memory.unpin(pin);
+        assert_eq!(done, given(512, 511), "page {pinned}");
+        (0..512).filter(|page| *page != pinned).for_each(|page| rig.expect(page, 0));
+        assert_eq!((rig.located(pinned), rig.located(8)), (Located::Present, Located::Zero));
+        rig.read(pinned);
+        rig.end();
+    }
 }
 
 /// A page on its way is waited for, and then given up. What waits for the page goes on.
