@@ -72,8 +72,8 @@ impl Clock {
             match memory.write_out(page) {
                 Ok(WrittenOut::Freed) => relief.freed += 1,
                 Ok(WrittenOut::Started) => relief.started += 1,
-                Ok(WrittenOut::Needed | WrittenOut::NotPresent | WrittenOut::Pinned) => {}
-                Ok(WrittenOut::Interrupted) => relief.is_interrupted = true,
+                // An interrupt that is pending ends the loop below.
+                Ok(WrittenOut::Needed | WrittenOut::NotPresent | WrittenOut::Pinned | WrittenOut::Interrupted) => {}
                 Err(error) => refused = Some(error),
             }
             if relief.stops(memory, count) {

@@ -130,10 +130,8 @@ impl Generations {
                 Ok(WrittenOut::Needed) => Age::new(Class::Protected, 0),
                 Ok(WrittenOut::NotPresent) => age.with(Class::Away),
                 Ok(WrittenOut::Pinned) => age.with(Class::Undecided),
-                Ok(WrittenOut::Interrupted) => {
-                    relief.is_interrupted = true;
-                    age
-                }
+                // An interrupt that is pending ends the loop below.
+                Ok(WrittenOut::Interrupted) => age,
                 Err(error) => {
                     refused = Some(error);
                     age.with(Class::Undecided)
@@ -144,9 +142,8 @@ impl Generations {
                 break;
             }
         }
-        let left = relief.pages();
-        if left < count && self.ages.is_partial && !relief.is_interrupted {
-            match self.clock.make_room(memory, count - left) {
+        if self.ages.is_partial && !relief.is_interrupted {
+            match self.clock.make_room(memory, count - relief.pages()) {
                 Ok(more) => {
                     relief.freed += more.freed;
                     relief.started += more.started;
@@ -278,7 +275,7 @@ impl Generations {
         loop {
             let left = self.departures - self.departures_before;
             let in_memory = self.ages.in_memory();
-            let is_due = self.rounds == 0 || left > (in_memory / SHARE).max(LEAST);
+            let is_due = left > (in_memory / SHARE).max(LEAST);
             let undecided = self.ages.in_class(Class::Undecided);
             let may_find = *looks > 0 && (left >= in_memory / SHARE / SHARE || undecided > in_memory / SHARE);
             let age = match (self.ages.oldest(Class::Probation), self.ages.oldest(Class::Protected)) {

@@ -131,9 +131,8 @@ impl Waiting {
         let Some(at) = self.free(waiter) else { return false };
         // The same waiter's entry, or a stale ticket's.
         self.vacate(at);
-        let (Some(entry), Some(word)) = (self.entries.get_mut(at), self.used.get_mut(at / WORD)) else { return false };
-        *entry = Some(Entry { page, waiter, number: self.next, wants_frame });
-        *word |= 1 << (at % WORD);
+        self.entries[at] = Some(Entry { page, waiter, number: self.next, wants_frame });
+        self.used[at / WORD] |= 1 << (at % WORD);
         self.count += 1;
         self.next += 1;
         true

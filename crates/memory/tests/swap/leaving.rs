@@ -76,6 +76,24 @@ fn a_pending_interrupt_ends_each_long_part() {
     rig.end();
 }
 
+/// Whether by the clock or by age.
+#[test]
+fn a_pending_interrupt_ends_a_call_that_has_only_broken_up_a_huge_page() {
+    type MakeRoom = Box<dyn FnMut(&Rig) -> Result<Relief, WriteOutError>>;
+    let (mut clock, mut ages) = (Clock::new(), Generations::new());
+    let ways: [MakeRoom; 2] =
+        [Box::new(move |rig| clock.make_room(&rig.memory, 3)), Box::new(move |rig| ages.make_room(&rig.memory, 3))];
+    for mut make_room in ways {
+        let rig = Rig::new();
+        (0..4).for_each(|page| rig.write(page));
+        rig.machine.set_interrupt_hook(|| true);
+        for started in [0, 0, 1] {
+            assert_eq!(make_room(&rig), Ok(Relief { freed: 0, started, is_interrupted: true }));
+        }
+        rig.end();
+    }
+}
+
 /// A judge finds the content of each page without the guest's tables, and where it finds it is where they lead.
 #[test]
 fn a_page_is_in_the_frame_that_the_tables_name() {
