@@ -251,6 +251,33 @@ fn pages_of_unknown_age_leave_last() {
     requests.into_iter().for_each(|request| memory.complete_write(request, Ok(())));
 }
 
+/// A pending interrupt ends the call among the pages whose ages are known.
+#[test]
+fn no_page_of_unknown_age_leaves_after_an_interrupt() {
+    let mut guest = RunningGuest::new(PLAIN.with_forced_write_back(true), Pages::Small, 4);
+    let second = Ipa::new(1 << 30);
+    guest.add_ram(Ipa::new(0), HUGE_PAGE);
+    guest.add_ram(second, HUGE_PAGE);
+    let store = Arc::new(Kept(Mutex::new((Vec::with_capacity(64), Vec::new()))));
+    let options = SwapOptions { vcpus: 1, others: 8, headroom: 0 };
+    guest.memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Unheard), &options).unwrap();
+    guest.memory.write(Ipa::new(0), &[1; 10 * PAGE as usize]).unwrap();
+    let (memory, mut ages) = (&guest.memory, Generations::new());
+    ages.round(memory);
+    guest.memory.write(second, &[1; 10 * PAGE as usize]).unwrap();
+    for page in [Ipa::new(0), second] {
+        assert_eq!(memory.write_out(page), Ok(WrittenOut::Started));
+    }
+    guest.machine.expect_events(1 << 16);
+    guest.machine.set_interrupt_hook(|| true);
+    MOST.set(4096);
+    let relief = ages.make_room(memory, 5);
+    MOST.set(usize::MAX);
+    assert_eq!(relief, Ok(Relief { freed: 0, started: 1, is_interrupted: true }));
+    let requests = std::mem::take(&mut store.0.lock().unwrap().0);
+    requests.into_iter().for_each(|request| memory.complete_write(request, Ok(())));
+}
+
 /// Whatever the heap refuses of what is kept of a slot's pages, they leave.
 #[test]
 fn pages_of_a_large_slot_leave_with_a_full_heap() {

@@ -17,6 +17,11 @@ fn rig(features: Features) -> Rig {
     Rig::with(Plan { features, huge_pages: 0, singles: 60, ..Plan::default() })
 }
 
+/// There are frames for this many pages.
+fn of_pages(pages: u64) -> Rig {
+    Rig::with(Plan { huge_pages: 0, singles: pages + 16, ..Plan::default() })
+}
+
 /// The pages that are not in memory.
 fn away(rig: &Rig, pages: core::ops::Range<u64>) -> Vec<u64> {
     pages.filter(|page| matches!(rig.located(*page), Located::Absent(_))).collect()
@@ -54,7 +59,10 @@ fn a_page_that_was_accessed_since_the_last_round_stays() {
         ages.round(&rig.memory);
         ages.round(&rig.memory);
         rig.read(5);
-        assert_eq!(ages.make_room(&rig.memory, 10), started(10));
+        assert_eq!(ages.make_room(&rig.memory, 6), started(6));
+        assert_eq!(away(&rig, 0..20), [0, 1, 2, 3, 4, 6]);
+        assert_eq!(ages.working_set(1), WorkingSet { accessed: 1, in_memory: 1 }, "it is young");
+        assert_eq!(ages.make_room(&rig.memory, 4), started(4));
         assert_eq!(rig.located(5), Located::Present);
         rig.end();
     }
@@ -120,6 +128,75 @@ fn a_page_that_comes_back_is_noticed_with_its_distance() {
     assert_eq!((refaults.avoided_by(1), refaults.avoided_by(15)), (1, 2));
     ages.round(&rig.memory);
     assert_eq!(ages.refaults().count(), 2, "once each");
+    rig.end();
+}
+
+/// More than a sixteenth of the pages in memory have left, or more than eight pages if that is more.
+#[test]
+fn a_round_follows_when_enough_pages_have_left() {
+    for (pages, before) in [(60, 9), (320, 19)] {
+        let (rig, mut ages) = (of_pages(pages), Generations::new());
+        (0..pages).for_each(|page| rig.write(page));
+        ages.round(&rig.memory);
+        ages.round(&rig.memory);
+        assert_eq!(ages.make_room(&rig.memory, before), started(before));
+        assert_eq!(ages.rounds(), 2, "{pages} pages");
+        assert_eq!(ages.make_room(&rig.memory, 1), started(1));
+        assert_eq!(ages.rounds(), 3, "{pages} pages");
+        rig.end();
+    }
+}
+
+/// All pages were accessed in the last round. A round may tell them apart only if some have left since, or if more than a
+/// sixteenth of those in memory have just come.
+#[test]
+fn no_round_follows_that_would_find_nothing() {
+    for (new, rounds) in [(17, 1), (18, 2)] {
+        let (rig, mut ages) = (of_pages(300), Generations::new());
+        (new..272).for_each(|page| rig.write(page));
+        // A page that a device has written is in memory, and no vCPU has accessed it.
+        (0..new).for_each(|page| rig.try_device_write(page).unwrap());
+        ages.round(&rig.memory);
+        assert_eq!(ages.make_room(&rig.memory, 1), started(1));
+        assert_eq!(ages.rounds(), rounds, "{new} pages have just come");
+        rig.end();
+    }
+    let (rig, mut ages) = (of_pages(300), Generations::new());
+    (0..272).for_each(|page| rig.write(page));
+    ages.round(&rig.memory);
+    assert_eq!((ages.make_room(&rig.memory, 1), ages.rounds()), (started(1), 1));
+    assert_eq!((ages.make_room(&rig.memory, 1), ages.rounds()), (started(1), 2));
+    rig.end();
+}
+
+#[test]
+fn a_call_that_finds_no_page_ends_after_two_rounds() {
+    let (rig, mut ages) = (rig(FEATURES), Generations::new());
+    assert_eq!((ages.make_room(&rig.memory, 1), ages.rounds()), (started(0), 2));
+    rig.end();
+}
+
+/// Of the pages that come, as many are protected as make half of those in memory.
+#[test]
+fn new_pages_are_protected_until_half_are() {
+    let (rig, mut ages) = (rig(FEATURES), Generations::new());
+    ages.round(&rig.memory);
+    (0..12).for_each(|page| rig.write(page));
+    ages.round(&rig.memory);
+    assert_eq!(ages.make_room(&rig.memory, 6), started(6));
+    assert_eq!(away(&rig, 0..12), (6..12).collect::<Vec<_>>());
+    rig.end();
+}
+
+/// Each huge page's frames say which of its own pages are in memory, and no others.
+#[test]
+fn pages_of_two_huge_pages_are_judged_apart() {
+    let (rig, mut ages) = (rig(FEATURES), Generations::new());
+    (1..6).chain(512..518).for_each(|page| rig.write(page));
+    ages.round(&rig.memory);
+    assert_eq!(ages.working_set(1), WorkingSet { accessed: 11, in_memory: 11 });
+    ages.round(&rig.memory);
+    assert_eq!([1, 2].map(|rounds| ages.working_set(rounds).in_memory), [0, 11]);
     rig.end();
 }
 
