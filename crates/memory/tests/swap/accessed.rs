@@ -40,6 +40,15 @@ fn a_page_that_leaves_counts_if_it_was_accessed() {
     rig.end();
 }
 
+#[test]
+fn no_page_has_left_without_a_store() {
+    let mut rig = Rig::new();
+    rig.write(0);
+    std::rc::Rc::get_mut(&mut rig.memory).unwrap().detach_store().unwrap();
+    assert_eq!(rig.memory.accessed_and_left(), 0);
+    rig.end();
+}
+
 /// A block has one flag, so that all its pages count.
 #[test]
 fn a_block_counts_with_all_its_pages() {

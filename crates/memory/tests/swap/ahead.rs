@@ -97,6 +97,7 @@ fn a_page_that_is_not_there_any_more_is_not_read() {
     assert_eq!(begin(&rig, 5000, old).unwrap_err(), NotBegun::Elsewhere, "there is no RAM");
     keep(&rig, read_ahead(&rig, 1).unwrap());
     assert_eq!(begin(&rig, 1, old).unwrap_err(), NotBegun::Asked);
+    assert_eq!(begin(&rig, 1, place(&rig, 2)).unwrap_err(), NotBegun::Elsewhere, "it is read from its own place");
     rig.store.finish_read(&*rig.memory, 0, Ok(()));
     assert_eq!(begin(&rig, 1, old).unwrap_err(), NotBegun::Elsewhere);
     rig.write(1);
@@ -129,5 +130,31 @@ fn reading_ahead_takes_no_frame_that_others_need() {
     assert_eq!(rig.store.reading(), 2);
     keep(&rig, read_ahead(&rig, 1).unwrap());
     rig.check();
+    rig.end();
+}
+
+/// Content that cannot wait takes a frame of the headroom, and one beside a page that waits.
+#[test]
+fn what_has_come_takes_any_free_frame() {
+    let rig = Rig::with(Plan { huge_pages: 0, singles: 60, headroom: 4, count: 10 * 512, ..Plan::default() });
+    (0..3).for_each(|page| rig.write(page));
+    (0..3).for_each(|page| rig.leave(page));
+    rig.store.get().waits = true;
+    let begin = |page, content| rig.memory.begin_read(ipa(page), place(&rig, page), content);
+    // All states of huge pages are in use, so a page of another waits, though there are frames.
+    (1..9).for_each(|huge_page| rig.write(512 * huge_page));
+    (10..23).for_each(|page| rig.write(page));
+    rig.bring(512 * 9, 7);
+    assert_eq!(rig.memory.frame_use().waiting, 1);
+    assert_eq!(begin(0, Unasked::Ahead).unwrap_err(), NotBegun::NoFrame);
+    keep(&rig, begin(0, Unasked::Here).unwrap());
+    rig.memory.forget(Waiter::Other(7));
+    let data = rig.memory.frame_use().data;
+    assert_eq!(rig.memory.set_limit(data + 2), Ok(0));
+    assert_eq!(begin(1, Unasked::Ahead).unwrap_err(), NotBegun::NoFrame);
+    keep(&rig, begin(1, Unasked::Here).unwrap());
+    keep(&rig, begin(2, Unasked::Here).unwrap());
+    rig.finish_all();
+    rig.memory.set_limit(u64::MAX).unwrap();
     rig.end();
 }

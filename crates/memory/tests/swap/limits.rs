@@ -103,6 +103,27 @@ fn a_page_may_wait_for_the_state_of_its_huge_page() {
     rig.end();
 }
 
+/// Such a page wants one look by the task, and no frame as long as half of the headroom is free beside its own.
+#[test]
+fn a_page_that_waits_for_a_state_begins_a_batch_only_if_the_headroom_is_short() {
+    let rig = Rig::with(Plan { huge_pages: 0, singles: 80, count: 9 * 512, headroom: 6, ..Plan::default() });
+    (0..8).for_each(|huge_page| rig.write(512 * huge_page));
+    (1..13).for_each(|page| rig.write(page));
+    rig.bring(512 * 8, 1);
+    rig.memory.set_limit(20 + 4).unwrap();
+    assert_eq!(rig.memory.wants_frames(), 1, "one and half of the headroom are free");
+    rig.memory.set_limit(20 + 3).unwrap();
+    assert_eq!(rig.memory.wants_frames(), 4);
+    rig.memory.set_limit(20 + 4).unwrap();
+    assert_eq!(rig.memory.wants_frames(), 3, "the batch has begun");
+    rig.memory.forget(Waiter::Other(1));
+    rig.memory.set_limit(20 + 6).unwrap();
+    assert_eq!(rig.memory.wants_frames(), 0, "no page waits for a state");
+    rig.memory.set_limit(u64::MAX).unwrap();
+    ignore(rig.write_out(0).unwrap());
+    rig.end();
+}
+
 /// A page that comes back is no first touch.
 #[test]
 fn first_touches_by_single_frames_are_counted() {

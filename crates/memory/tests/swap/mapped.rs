@@ -2,12 +2,16 @@
 //! How a page with a state of its own is mapped: for what the guest needs, and for no more than a log or the slot allows.
 //! One fault is enough for each access.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
 use twofold_memory::dirty::Tracker;
 use twofold_memory::{Answer, Backing, GuestFault, Slot};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 
 use crate::machine::platform::mmu::Leaf;
-use crate::rig::{Plan, Rig, ipa};
+use crate::rig::{Plan, Rig, ipa, quiet};
 
 /// No huge page is whole.
 fn rig() -> Rig {
@@ -70,5 +74,37 @@ fn a_log_sees_the_writes_to_pages_that_are_mapped_while_it_runs() {
         assert_eq!(rig.take_dirty(tracker), [2, 3], "{tracker:?}");
         rig.stop_log();
         rig.end();
+    }
+}
+
+/// Maps a page for a log that stops before the atomic `number` of the fault. Returns whether the fault came that far.
+fn log_stops(tracker: Tracker, access: AccessKind, number: usize) -> bool {
+    let rig = Rc::new(rig());
+    // The huge page has its table.
+    rig.write(2);
+    rig.start_log(tracker);
+    let (begun, possible) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+    let (other, other_begun, other_possible) = (Rc::clone(&rig), Rc::clone(&begun), Rc::clone(&possible));
+    rig.machine.before_atomic(number, move || {
+        other_begun.set(true);
+        other_possible.set(catch_unwind(AssertUnwindSafe(|| other.stop_log())).is_ok());
+    });
+    let leaf = mapped(&rig, 1, access);
+    rig.machine.set_atomic_hook(|| ());
+    let is_tracked = possible.get() && leaf.dirty_by_hardware();
+    assert!(!is_tracked, "{tracker:?}, {access:?}, before atomic {number}: {leaf:x?}");
+    // A stop that was not possible has left locks taken.
+    std::mem::forget(rig);
+    begun.get()
+}
+
+/// Hardware records no write to the page afterwards, so that each is seen by a fault.
+#[test]
+fn no_page_is_hardware_tracked_for_a_log_that_has_stopped() {
+    quiet();
+    for tracker in Tracker::ALL {
+        for access in [AccessKind::Read, AccessKind::Write] {
+            let _ = (1..).find(|number| !log_stops(tracker, access, *number)).unwrap();
+        }
     }
 }

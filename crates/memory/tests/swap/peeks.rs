@@ -212,6 +212,29 @@ fn peeks_wait_for_frames_in_the_queue() {
     rig.end();
 }
 
+/// Also if the page that asks later has a lower address.
+#[test]
+fn a_page_that_asks_after_a_peek_is_behind_it() {
+    let rig = Rig::with(Plan { count: 32, huge_pages: 0, singles: 40, ..Plan::default() });
+    rig.memory.set_limit(16).unwrap();
+    for page in 20..22 {
+        rig.write(page);
+        rig.leave(page);
+    }
+    (0..16).for_each(|page| rig.write(page));
+    let mut peek = rig.memory.peek(ipa(21)).unwrap();
+    assert_eq!(look(&rig, &mut peek), Peeked::Later);
+    rig.bring(20, 7);
+    rig.store.get().waits = true;
+    rig.write_zero(3);
+    rig.leave(3);
+    assert!(matches!(rig.located(21), Located::Arriving(_)) && matches!(rig.located(20), Located::Absent(_)));
+    rig.finish_all();
+    assert_eq!(look(&rig, &mut peek), Peeked::Read);
+    drop(peek);
+    rig.end();
+}
+
 /// Two pages are read for two peeks, and complete in the other order: each peek gets its own page.
 #[test]
 fn each_peek_gets_its_own_page() {

@@ -45,12 +45,12 @@ fn an_absent_page_is_replaced_without_a_read() {
     let rig = Rig::new();
     rig.write(1);
     rig.leave(1);
-    let (live, used) = (rig.store.live(), rig.memory.frame_use());
+    let (live, used, wanted) = (rig.store.live(), rig.memory.frame_use(), rig.reports.get().wanted);
     let log = rig.memory.dirty_log(rig.slot).unwrap();
     log.start(&LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Manual) }).unwrap();
     assert_eq!(look(&rig, &mut poke(&rig, 1), 77), Poked::Written);
     assert_eq!((rig.located(1), rig.store.live(), rig.store.reads_so_far()), (Located::Present, live - 1, 0));
-    assert_eq!(rig.memory.frame_use().data, used.data + 1);
+    assert_eq!((rig.memory.frame_use().data, rig.reports.get().wanted), (used.data + 1, wanted));
     rig.read(1);
     let mut dirty = DirtyPages::new();
     log.get(&mut dirty).unwrap();
@@ -124,6 +124,7 @@ fn pages_that_wait_for_frames_are_written_in_their_turn() {
         let now = rig.reports.get().wanted;
         assert_eq!((rig.memory.wants_frames(), now), (1, wanted + 1), "the write-out task has work");
         rig.bring(21, 3);
+        assert_eq!(look(&rig, &mut first, 77), Poked::Later, "it keeps its place");
         let mut last = poke(&rig, last);
         assert_eq!(look(&rig, &mut last, 78), Poked::Later);
         assert_eq!(rig.memory.wants_frames(), 3);
@@ -144,6 +145,26 @@ fn pages_that_wait_for_frames_are_written_in_their_turn() {
         rig.store.get().waits = false;
         rig.end();
     }
+}
+
+/// A poke that has asked for nothing takes no place in the queue, and no failure of another.
+#[test]
+fn each_poke_waits_and_fails_for_itself() {
+    let rig = full();
+    let (mut idle, mut page) = (poke(&rig, 20), poke(&rig, 21));
+    assert_eq!(look(&rig, &mut page, 77), Poked::Later);
+    let _ = rig.write_out(0).unwrap();
+    rig.store.finish_write(&*rig.memory, 0, Ok(()));
+    assert_eq!(look(&rig, &mut page, 77), Poked::Written);
+    drop(page);
+    let mut page = poke(&rig, 30);
+    assert_eq!(look(&rig, &mut page, 78), Poked::Later);
+    assert_eq!(rig.memory.fail_waiting(), 1);
+    assert_eq!(look(&rig, &mut idle, 79), Poked::Later);
+    assert_eq!(look(&rig, &mut page, 78), Poked::Failed(None));
+    drop((idle, page));
+    rig.store.get().waits = false;
+    rig.end();
 }
 
 /// Zeroes wait for no frame, and a poke that is dropped leaves the queue: what is behind it goes on.

@@ -178,6 +178,29 @@ fn a_ticket_that_is_cancelled_is_forgotten() {
     rig.end();
 }
 
+/// A ticket that another of its slot has replaced is not waited for any more, and to forget it changes nothing.
+#[test]
+fn a_stale_ticket_that_is_forgotten_leaves_the_next_one() {
+    let rig = Rig::new();
+    (1..3).for_each(|page| rig.write(page));
+    (1..3).for_each(|page| rig.leave(page));
+    rig.store.get().waits = true;
+    let mut vcpu = Vcpu::new(&rig, 0, Mode::Off);
+    let _ = vcpu.fault(1);
+    rig.store.finish_read(&*rig.memory, 0, Ok(()));
+    let [(stale, Arrival::Present)] = rig.reports.arrived()[..] else { panic!() };
+    let Waiter::Vcpu { ticket, .. } = stale else { panic!() };
+    assert_eq!((vcpu.arrivals.complete(ticket, Arrival::Present), vcpu.enter()), (Completion::Kick, Next::Enter));
+    assert_eq!(vcpu.fault(2), Next::Wait(Wait::Page));
+    rig.memory.forget(stale);
+    assert_eq!(rig.memory.frame_use().waiting, 1);
+    rig.store.finish_read(&*rig.memory, 0, Ok(()));
+    assert_eq!(vcpu.deliver(&rig), [Completion::Kick]);
+    assert_eq!(vcpu.enter(), Next::Enter);
+    drop(vcpu);
+    rig.end();
+}
+
 /// The area leaves: announcements bring it back, tokens are written when it is there, and its copy and the dirty log see
 /// these writes.
 #[test]
