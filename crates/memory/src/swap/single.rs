@@ -83,9 +83,10 @@ impl Singles {
         &mut self.0[number % PAGES as usize]
     }
 
-    /// Whether no page has a frame or a place.
+    /// Whether no page has a frame or a place. The last page is looked at first: where a balloon takes pages one by one, in either
+    /// order, one look finds that more are to come.
     pub(crate) fn are_zero(&self) -> bool {
-        self.iter().all(|page| matches!(page, Page::Zero))
+        matches!(self.0.last(), Some(Page::Zero)) && self.iter().all(|page| matches!(page, Page::Zero))
     }
 
     pub(crate) fn into_pages(self) -> impl Iterator<Item = Page> {
