@@ -221,9 +221,7 @@ impl<G: Granule> Ram<G> {
     /// they are mapped or written.
     pub(crate) fn forget(&mut self, range: &IpaRange) -> Forgotten {
         let (first, count) = (self.offset_and_page(range.start).1, ((range.end - range.start) / G::SIZE) as usize);
-        let index = self.index(range.start);
-        let Some(part) = &mut self.parts[index / PART] else { return Forgotten::All };
-        let huge_page = &mut part[index % PART];
+        let Some(huge_page) = self.huge_page_mut(range.start) else { return Forgotten::All };
         match &mut huge_page.frames {
             Backing::None => {}
             Backing::Whole(_, cleaned) => {
@@ -239,8 +237,7 @@ impl<G: Granule> Ram<G> {
 
     /// Takes the frames of the huge page at `ipa` away, which reads as zero from now on. `None` if it is not whole.
     pub(crate) fn take_whole(&mut self, ipa: Ipa) -> Option<Lent> {
-        let index = self.index(ipa);
-        let huge_page = &mut self.parts[index / PART].as_mut()?[index % PART];
+        let huge_page = self.huge_page_mut(ipa)?;
         match core::mem::take(huge_page) {
             HugePage { frames: Backing::Whole(lent, _), .. } => Some(lent),
             other => {
@@ -252,10 +249,8 @@ impl<G: Granule> Ram<G> {
 
     /// Puts frames back that [`take_whole`](Self::take_whole) took. Their content is lost.
     pub(crate) fn put_whole(&mut self, ipa: Ipa, lent: Lent) {
-        let index = self.index(ipa);
-        if let Some(part) = &mut self.parts[index / PART] {
-            part[index % PART] =
-                HugePage { frames: Backing::Whole(lent, CleanedPieces::default()), ..HugePage::default() };
+        if let Some(huge_page) = self.huge_page_mut(ipa) {
+            *huge_page = HugePage { frames: Backing::Whole(lent, CleanedPieces::default()), ..HugePage::default() };
         }
     }
 
@@ -320,8 +315,7 @@ impl<G: Granule> Ram<G> {
     /// The huge page at `ipa` was never touched, if all its pages are kept one by one and read as zero: returns their
     /// states.
     pub(crate) fn end_singles(&mut self, ipa: Ipa) -> Option<Singles> {
-        let index = self.index(ipa);
-        let huge_page = &mut self.parts[index / PART].as_mut()?[index % PART];
+        let huge_page = self.huge_page_mut(ipa)?;
         match core::mem::take(huge_page) {
             HugePage { frames: Backing::Singles(singles), .. } if singles.are_zero() => Some(singles),
             other => {
@@ -420,6 +414,11 @@ impl<G: Granule> Ram<G> {
     fn huge_page(&self, ipa: Ipa) -> Option<&HugePage> {
         let index = self.index(ipa);
         Some(&self.parts[index / PART].as_ref()?[index % PART])
+    }
+
+    fn huge_page_mut(&mut self, ipa: Ipa) -> Option<&mut HugePage> {
+        let index = self.index(ipa);
+        Some(&mut self.parts[index / PART].as_mut()?[index % PART])
     }
 
     /// The page's offset in its huge page in bytes, and its number there.
