@@ -5,13 +5,13 @@
 
 use std::rc::Rc;
 
-use twofold_memory::dirty::{DirtyPages, LogError, LogOptions, Tracker};
+use twofold_memory::dirty::{CoalescedRange, DirtyPages, LogError, LogOptions, Tracker};
 use twofold_memory::{Backing, Error, Frames, GuestFault, GuestMemory, Slot, SlotError, SlotId};
-use twofold_stage2::{Contiguous, Geometry, Granule, Kib4Lpa2, Kib16, Kib64, Pa, Vmid};
+use twofold_stage2::{Contiguous, Geometry, Granule, Kib4, Kib4Lpa2, Kib16, Kib64, Pa, Vmid};
 
 use super::*;
-use crate::machine::platform::VMID;
 use crate::machine::platform::mmu::Leaf;
+use crate::machine::platform::{Event, VMID};
 use crate::machine::{HUGE_PAGE, Host, Machine, PREALLOCATED, RAM, device_at};
 
 const FEATURES: Features = FORCED
@@ -29,10 +29,14 @@ struct Rig<G: Granule> {
 impl<G: Granule> Rig<G> {
     /// A guest with `huge_pages` times 2 MiB, and `preallocated` bytes beside them.
     fn new(pages: Pages, huge_pages: u64, preallocated: u64) -> Self {
-        let machine = Machine::new(FEATURES, &[(RAM, huge_pages * HUGE_PAGE), (PREALLOCATED, preallocated)]);
-        let mut frames = Frames::new(FEATURES);
+        Self::with(FEATURES, pages, huge_pages, preallocated)
+    }
+
+    fn with(features: Features, pages: Pages, huge_pages: u64, preallocated: u64) -> Self {
+        let machine = Machine::new(features, &[(RAM, huge_pages * HUGE_PAGE), (PREALLOCATED, preallocated)]);
+        let mut frames = Frames::new(features);
         frames.add(machine.donate(RAM, huge_pages * HUGE_PAGE));
-        let geometry = Geometry::new(G::default(), 40, &FEATURES).unwrap();
+        let geometry = Geometry::new(G::default(), 40, &features).unwrap();
         let memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(VMID), frames, pages).unwrap();
         machine.enter(memory.stage2().vttbr(), memory.stage2().vtcr());
         Self { machine, memory }
@@ -149,6 +153,128 @@ fn a_huge_page_is_a_contiguous_group() {
     }
 }
 
+/// A group is executable from its first fetch on, and not before.
+fn executes<G: Granule>() {
+    for access in [Read, Write, Execute] {
+        let mut rig = Rig::<G>::new(Pages::Largest, 4, G::SIZE);
+        rig.add(BASE, HUGE_PAGE, Backing::Ram).unwrap();
+        assert_eq!(rig.fault(BASE + 5 * G::SIZE, Translation, access), mapped(Level::L3, true));
+        for page in [BASE, BASE + (HUGE_PAGE - G::SIZE)] {
+            assert_eq!(rig.walk(page).unwrap().access().execute.any(), access == Execute, "{access:?}");
+        }
+    }
+}
+
+#[test]
+fn a_group_is_executable_if_it_is_fetched() {
+    executes::<Contiguous<Kib16>>();
+    executes::<Contiguous<Kib64>>();
+}
+
+/// Without FEAT_S2FWB, the mapping cleans the group.
+fn cleans<G: Granule>() {
+    let features = PLAIN.with_granule_16k(true).with_zero_block(64);
+    let mut rig = Rig::<G>::with(features, Pages::Largest, 4, G::SIZE);
+    rig.add(BASE, HUGE_PAGE, Backing::Ram).unwrap();
+    rig.machine.events();
+    assert_eq!(rig.fault(BASE, Translation, Read), mapped(Level::L3, true));
+    let start = rig.walk(BASE).unwrap().pa();
+    let clean = |event| if let Event::Clean(pa, size) = event { Some((pa, size)) } else { None };
+    let cleaned = rig.machine.events().into_iter().filter_map(clean);
+    let cleaned = cleaned.filter(|(pa, _)| *pa >= start && *pa - start < HUGE_PAGE).map(|(_, size)| size);
+    assert_eq!(cleaned.sum::<u64>(), HUGE_PAGE);
+}
+
+#[test]
+fn a_group_is_cleaned_once() {
+    cleans::<Contiguous<Kib16>>();
+    cleans::<Contiguous<Kib64>>();
+}
+
+/// Of a slot of groups, nothing is left to coalesce. So no log is in the way.
+fn passes_groups<G: Granule>() {
+    let mut rig = Rig::<G>::new(Pages::Largest, 4, G::SIZE);
+    let slot = rig.add(BASE, HUGE_PAGE, Backing::Ram).unwrap();
+    assert_eq!(rig.fault(BASE, Translation, Write), mapped(Level::L3, true));
+    let log = rig.memory.dirty_log(slot).unwrap();
+    log.start(&LogOptions::new(Tracker::Manual)).unwrap();
+    assert_eq!(log.coalesce_range(0, 8), Ok(CoalescedRange { blocks: 0, next: None }));
+}
+
+#[test]
+fn a_coalesce_passes_over_groups() {
+    passes_groups::<Contiguous<Kib16>>();
+    passes_groups::<Contiguous<Kib64>>();
+}
+
+/// The pages of a slot of `size` bytes that are in a log which starts just before a fault makes page 5 writable. Its
+/// start has not seen that. With `is_mapped`, an earlier log has made the page read-only.
+fn logged_as_it_becomes_writable<G: Granule>(size: u64, is_preallocated: bool, is_mapped: bool) -> Vec<u64> {
+    let mut rig = Rig::<G>::new(Pages::Largest, 4, size);
+    let backing = if is_preallocated { rig.machine.give(PREALLOCATED, size, Level::L2) } else { Backing::Ram };
+    let slot = rig.add(BASE, size, backing).unwrap();
+    let page = BASE + 5 * G::SIZE;
+    let protect = LogOptions { all_dirty: false, chunk: 0, ..LogOptions::new(Tracker::Manual) };
+    if is_mapped {
+        let _ = rig.fault(page, Translation, Write);
+        let log = rig.memory.dirty_log(slot).unwrap();
+        log.start(&protect).unwrap();
+        log.stop().unwrap();
+        assert!(!rig.walk(page).unwrap().access().write);
+    }
+    let memory = Rc::new(rig.memory);
+    let other = Rc::clone(&memory);
+    rig.machine.before_next_atomic(move || other.dirty_log(slot).unwrap().start(&protect).unwrap());
+    let kind = if is_mapped { Permission } else { Translation };
+    assert!(matches!(memory.fault(&GuestFault { ipa: page, kind, access: Write }), Ok(Answer::Retry(_))));
+    let log = memory.dirty_log(slot).unwrap();
+    assert_eq!(log.tracker(), Some(Tracker::Manual), "it was started meanwhile");
+    let mut dirty = DirtyPages::new();
+    log.get(&mut dirty).unwrap();
+    for page in 0..size / G::SIZE {
+        let leaf = rig.machine.mmu().translate(&|pa| rig.machine.read(pa), BASE + page * G::SIZE);
+        assert!(dirty.contains(page) || leaf.is_err() || !leaf.unwrap().access().write, "page {page} is lost");
+    }
+    dirty.pages().collect()
+}
+
+#[test]
+fn what_becomes_writable_as_a_log_starts_is_reported_whole() {
+    let all = |size, page| Vec::from_iter(0..size / page);
+    for is_mapped in [false, true] {
+        let group = logged_as_it_becomes_writable::<Contiguous<Kib16>>(HUGE_PAGE, false, is_mapped);
+        assert_eq!(group, all(HUGE_PAGE, Kib16::SIZE), "mapped: {is_mapped}");
+        let group = logged_as_it_becomes_writable::<Contiguous<Kib64>>(HUGE_PAGE, false, is_mapped);
+        assert_eq!(group, all(HUGE_PAGE, Kib64::SIZE), "mapped: {is_mapped}");
+        assert_eq!(logged_as_it_becomes_writable::<Kib16>(HUGE_PAGE, false, is_mapped), [5]);
+    }
+    let span = Kib16.span(Level::L2);
+    let block = logged_as_it_becomes_writable::<Contiguous<Kib16>>(span, true, true);
+    assert_eq!(block, all(span, Kib16::SIZE));
+}
+
+/// Of preallocated memory that is cleared, the pages are zero, and those around them stay.
+fn clears_preallocated<G: Granule>() {
+    let mut rig = Rig::<G>::new(Pages::Largest, 4, 4 * G::SIZE);
+    let backing = rig.machine.give(PREALLOCATED, 4 * G::SIZE, Level::L3);
+    let slot = rig.add(BASE, 4 * G::SIZE, backing).unwrap();
+    let page = vec![0xa5; G::SIZE as usize];
+    let whole = page.repeat(4);
+    rig.memory.write(BASE, &whole).unwrap();
+    rig.memory.clear(slot, BASE + G::SIZE..BASE + 3 * G::SIZE).unwrap();
+    let mut read = vec![1; whole.len()];
+    rig.memory.read(BASE, &mut read).unwrap();
+    let zeroes = vec![0; 2 * page.len()];
+    assert!(read == [&page[..], &zeroes, &page].concat(), "{}", G::SIZE);
+}
+
+#[test]
+fn preallocated_memory_is_cleared_by_pages_of_the_granule() {
+    clears_preallocated::<Kib4>();
+    clears_preallocated::<Kib16>();
+    clears_preallocated::<Kib64>();
+}
+
 /// Of 2 MiB that are cleared, given up or removed, every page goes, and every frame returns.
 fn goes<G: Granule>() {
     let mut rig = Rig::<G>::new(Pages::Small, 6, G::SIZE);
@@ -255,6 +381,7 @@ fn logs<G: Granule>(tracker: Tracker) {
     assert_eq!(rig.level(BASE), Some(3));
     let log = rig.memory.dirty_log(slot).unwrap();
     log.stop().unwrap();
+    assert_eq!(log.coalesce_pages(0..span / G::SIZE - 1), Ok(0), "no whole block is in these pages");
     let coalesced = log.coalesce_range(0, 8).unwrap();
     assert_eq!((coalesced.blocks, coalesced.next, rig.level(BASE)), (1, None, Some(2)));
     assert_eq!(log.split_pages(0..1), Ok(1));
