@@ -154,6 +154,10 @@ fn the_books_of_a_guest_are_right() {
         let bytes = guest.machine.bank(pa).load(pa, size);
         assert!(bytes.iter().all(|byte| *byte == LEFT_IN_CACHE), "{pa}");
     }
+    // Nothing is shared with other guests.
+    assert_eq!(guest.memory.frames().free_to_all(&guest.machine.platform()), 0);
+    assert_eq!(guest.memory.frames().free_in_pool(), 0);
+    assert_eq!(guest.memory.release_tables(), 0);
     let frames = guest.memory.destroy(|given| panic!("no slot was given {given:?}"));
     assert_eq!(frames.free(), donated, "the frames of RAM, tables and root are back");
 }

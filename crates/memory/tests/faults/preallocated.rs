@@ -28,6 +28,7 @@ fn level(largest: Level, pages: Pages, (start, size, off): (u64, u64, u64), at: 
     guest.add(BASE + start, size, backing, true);
     let ipa = BASE + at;
     assert_eq!(guest.memory.locate(ipa), Ok(Located::Present));
+    assert_eq!(guest.memory.frame_of(ipa), Ok(Some(frames + (at - start))));
     assert_eq!(guest.reach(ipa, Write), frames + (at - start));
     let Counts { first_touches, frames_zeroed, mapped, .. } = guest.memory.counts();
     assert_eq!((first_touches, frames_zeroed, mapped.iter().sum()), ([0; 4], 0, 1));
@@ -88,6 +89,7 @@ fn donated_memory_returns_to_its_owner() {
     let slot = guest.memory.add_slot(slot).unwrap();
     guest.reach(BASE, Write);
     guest.memory.unmap(slot, BASE..BASE + PAGE).unwrap();
+    assert_eq!(guest.memory.release(slot, BASE..BASE + HUGE_PAGE), Ok(0), "it is not for other guests");
     let run = guest.memory.remove_slot(slot).unwrap().expect("the slot was preallocated");
     assert_eq!((run.pa(), run.size(), guest.walk(BASE + PAGE)), (PREALLOCATED, HUGE_PAGE, None));
     assert_eq!(guest.memory.remove_slot(slot), Err(Error::Slot(SlotError::Gone)));

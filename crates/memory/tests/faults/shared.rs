@@ -12,7 +12,7 @@ use twofold_stage2::platform::Tlbi;
 use super::*;
 use crate::machine::guest::IPA_BITS;
 use crate::machine::platform::Event;
-use crate::machine::{HUGE_PAGE, Machine, PAGE, RAM};
+use crate::machine::{HUGE_PAGE, Machine, PAGE, RAM, device_at};
 
 /// Frames that guests share: `chunks` times 2 MiB.
 fn share(features: Features, chunks: u64) -> (Rc<Machine>, Arc<SharedFrames>) {
@@ -115,12 +115,12 @@ fn what_an_ended_guest_had_is_flushed_before_and_zeroed_after() {
         let combined = |event: &Event| matches!(event, Event::Tlbi(Tlbi::VmallE1Is | Tlbi::VmallS12E1Is, _));
         let events = machine.events();
         assert!(events.iter().any(flushed) || events.iter().any(combined), "{events:?}");
-        assert_eq!((free(), one.walk(at(1) + PAGE)), (1, None));
+        assert_eq!((free(), one.walk(at(1) + PAGE), one.memory.frame_use().data), (1, None, 2 * 512));
         assert_eq!(one.memory.release(slot, BASE..at(3)), Ok(2));
-        assert_eq!(free(), 3);
+        assert_eq!((free(), one.memory.frame_use().data), (3, 0));
         assert_eq!(one.memory.release(slot, BASE..at(3)), Ok(0));
         // The chunk with the root stays, and no table is left below the root.
-        assert_eq!(one.memory.release_tables(), 1);
+        assert_eq!((one.memory.release_tables(), one.memory.frames().free()), (1, 512 - 2));
         assert!(machine.events().iter().any(combined));
         assert!(one.scan().links.is_empty() && one.scan().leaves.is_empty());
 
@@ -139,12 +139,35 @@ fn frames_that_are_left_give_back_a_whole_chunk() {
     let (machine, shared) = share(PLAIN, 3);
     let (mut one, slot) = sharing(&machine, &shared, 3 * 512, 2);
     one.reach(at(0), Write);
-    // A slot that is removed: its chunk is the guest's, for its next touch.
+    // A slot that is removed: its chunk is the guest's, for its next touch. The frames of its tables are free.
     one.memory.remove_slot(slot).unwrap();
-    assert_eq!(shared.free(&machine.platform()), 1);
+    assert_eq!((shared.free(&machine.platform()), one.memory.frames().free()), (1, 512 - 2));
     one.add_ram(BASE, 2 * HUGE_PAGE);
     one.reach(at(0), Write);
     assert_eq!(shared.free(&machine.platform()), 1);
     one.reach(at(1), Write);
     assert_eq!(shared.free(&machine.platform()), 0);
+}
+
+/// The tables of a device fill a chunk beside the one with the root. When they are gone, the chunk is still for tables
+/// alone, until it goes back.
+#[test]
+fn a_chunk_without_tables_goes_back() {
+    let (machine, shared) = share(PLAIN, 3);
+    let (mut one, _) = sharing(&machine, &shared, 2 * 512, 1);
+    // No block fits, so each huge page of addresses takes a table.
+    let devices = one.add(at(512), 512 * HUGE_PAGE, device_at(Pa::new((1 << 36) + PAGE)), true);
+    for huge_page in 512..1024 {
+        one.reach(at(huge_page), Read);
+    }
+    assert_eq!((shared.free(&machine.platform()), one.memory.frames().free()), (1, 2 * 512 - 2 - 1 - 512));
+    one.memory.remove_slot(devices).unwrap();
+    assert_eq!((shared.free(&machine.platform()), one.memory.frames().free()), (1, 2 * 512 - 2));
+    assert_eq!(one.fault(at(0), Translation, Write), Err(Error::NoFrames { ipa: at(0) }));
+
+    assert_eq!(one.memory.release_tables(), 1);
+    assert_eq!((shared.free(&machine.platform()), one.memory.frames().free()), (2, 512 - 2));
+    assert_eq!(one.memory.frames().free_to_all(&machine.platform()), 2 * 512);
+    one.reach(at(0), Write);
+    assert_eq!((shared.free(&machine.platform()), one.memory.frame_use().data), (1, 512));
 }
