@@ -3,6 +3,7 @@
 //! a piece, no piece is zeroed twice, and nothing is mapped before all of it is zero. Without FEAT_S2FWB the pieces are
 //! cleaned, too: none twice, unless it was written meanwhile.
 
+use twofold_memory::swap::PinnedFor;
 use twofold_stage2::Pa;
 
 use super::*;
@@ -137,6 +138,24 @@ fn what_was_loaded_is_cleaned_in_pieces() {
     guest.machine.events();
     assert_eq!(fault_until_mapped(&mut guest), PIECES);
     assert_eq!(cleaned(&mut guest), all_pieces());
+    let counts = guest.memory.counts();
+    assert_eq!((counts.mapped, counts.first_touches), ([0, 0, 1, 0], [0; 4]));
+}
+
+/// A device may write to a pinned page at any time, without notice. So nothing is cleaned while a page is pinned.
+#[test]
+fn what_a_device_writes_to_a_pinned_page_between_two_pieces_is_cleaned() {
+    let mut guest = guest(PLAIN.with_zero_block(64), Pages::Largest, HUGE_PAGE);
+    let pinned = guest.memory.pin(BASE..BASE + PAGE, PinnedFor::Writing).unwrap();
+    guest.machine.set_interrupt_hook(|| true);
+    assert_eq!(guest.fault(BASE, Translation, Read), Ok(INTERRUPTED));
+    let pa = guest.memory.frame_of(BASE).unwrap().unwrap();
+    guest.machine.bank(pa).set_word(pa, 7);
+    guest.memory.unpin(pinned);
+    let mut expected = ZEROES.to_vec();
+    expected[0] = 7;
+    guest.machine.watch(BASE, Some(expected));
+    let _ = fault_until_mapped(&mut guest);
 }
 
 /// The lines of a write after the cleaning of its piece are cleaned again, and no other piece is.
