@@ -69,6 +69,15 @@ fn blocks_of_a_gigabyte_are_logged() {
     }
 }
 
+/// From a page in the middle of a block, nothing is left to do. So no log is in the way.
+#[test]
+fn a_coalesce_from_within_a_gigabyte_leaves_it() {
+    let world = world(FEW);
+    world.log().start(&LogOptions::new(Tracker::Manual)).unwrap();
+    assert_eq!(world.log().coalesce_range(512, 9), Ok(CoalescedRange { blocks: 0, next: None }));
+    assert_eq!([0, IN_GIB - 1].map(|page| world.level(page)), [Some(1); 2]);
+}
+
 /// The whole slot is in the log at first. A clear splits the chunk of the pages that it clears.
 #[test]
 fn a_clear_splits_its_chunk_of_a_gigabyte() {

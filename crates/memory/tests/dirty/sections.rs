@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
-use twofold_memory::{Answer, GuestFault, Pages};
+use twofold_memory::{Answer, Done, GuestFault, Pages};
 use twofold_stage2::Level;
 use twofold_stage2::fault::{AccessKind, FaultKind};
 
@@ -120,6 +120,27 @@ fn adaptive_leaves_the_rest_of_a_group_to_the_next_faults() {
         }
         world.check_reported(written);
     }
+}
+
+/// Only a fault that sets DBM on more than it does at once reports that, and looks for interrupts.
+#[test]
+fn a_fault_that_sets_dbm_on_many_pages_reports_it() {
+    let fault = |world: &mut World, page| {
+        let ipa = world.ipa(page);
+        world.guest.fault(ipa, FaultKind::Permission, AccessKind::Write)
+    };
+    let mut world = world(LogOptions { section: 512, ..LogOptions::new(Tracker::Combined) });
+    world.guest.machine.set_interrupt_hook(|| panic!("a section is short work"));
+    assert_eq!(fault(&mut world, 70), Ok(Answer::Retry(Done::Widened)));
+
+    let mut world = World::with(FEATURES, Pages::Small, START, 4300, 64);
+    world.write_all(0..4300);
+    world.start(LogOptions { all_dirty: false, ..LogOptions::new(Tracker::Adaptive) });
+    for table in 0..7 {
+        assert_eq!(fault(&mut world, 512 * table), Ok(Answer::Retry(Done::Widened)));
+    }
+    assert_eq!(fault(&mut world, 512 * 7), Ok(Answer::Retry(Done::WidenedAround)));
+    assert_eq!(tracked(&world).len(), 4300);
 }
 
 /// Pages of a hardware-tracked section that were mapped, or that faulted, after DBM was set on the others.
