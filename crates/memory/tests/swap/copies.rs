@@ -67,6 +67,19 @@ fn a_write_before_a_log_ends_the_copy() {
     }
 }
 
+/// Each write to the page would have ended it by a fault.
+#[test]
+fn a_log_without_dbm_leaves_the_copy() {
+    for tracker in [Tracker::WriteProtect, Tracker::Manual] {
+        let rig = with_copy();
+        rig.start_log(tracker);
+        rig.stop_log();
+        assert_eq!(rig.write_out(1), Ok(WrittenOut::Freed), "{tracker:?}");
+        assert_eq!((rig.store.written(), rig.store.live()), (1, 1));
+        rig.end();
+    }
+}
+
 /// With each tracker: a write during the log, that a clear has made clean again.
 #[test]
 fn a_write_during_a_log_ends_the_copy() {

@@ -264,6 +264,21 @@ fn a_full_store_is_reported_and_the_pages_are_tried_again() {
     rig.end();
 }
 
+/// The leaf of a huge page has one flag, and each of its pages has a frame.
+#[test]
+fn each_page_of_a_whole_huge_page_is_in_memory() {
+    for features in BOTH {
+        let (rig, mut ages) = (
+            Rig::with(Plan { features: features.with_forced_write_back(true), ..Plan::default() }),
+            Generations::new(),
+        );
+        rig.write(700);
+        ages.round(&rig.memory);
+        assert_eq!(ages.working_set(1), WorkingSet { accessed: 512, in_memory: 512 });
+        rig.end();
+    }
+}
+
 /// Of two slots, the second begins and ends within a huge page.
 #[test]
 fn a_slot_within_a_huge_page_has_its_own_pages() {

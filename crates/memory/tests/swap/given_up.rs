@@ -22,6 +22,7 @@ fn given(end: u64, frames: u64) -> Result<GivenUp, Error> {
 fn a_whole_huge_page_is_as_before_its_first_touch() {
     let rig = Rig::new();
     let before = rig.memory.frame_use();
+    assert_eq!(give_up(&rig, 0..1024), given(1024, 0), "it was never touched");
     rig.write(3);
     rig.write(700);
     rig.start_log(Tracker::Manual);
@@ -35,6 +36,20 @@ fn a_whole_huge_page_is_as_before_its_first_touch() {
     [3, 700].iter().for_each(|page| rig.expect(*page, 0));
     rig.read(3);
     assert_eq!(rig.walk(3).map(|leaf| leaf.level), Some(Level::L2.raw()), "it is a block again");
+    rig.end();
+}
+
+#[test]
+fn an_interrupt_ends_the_call_after_a_huge_page() {
+    let rig = Rig::new();
+    rig.write(3);
+    rig.write(700);
+    rig.machine.set_interrupt_hook(|| true);
+    assert_eq!(give_up(&rig, 0..1024), given(512, 512));
+    rig.read(700);
+    assert_eq!(give_up(&rig, 512..1024), given(1024, 512));
+    [3, 700].iter().for_each(|page| rig.expect(*page, 0));
+    rig.machine.set_interrupt_hook(|| false);
     rig.end();
 }
 

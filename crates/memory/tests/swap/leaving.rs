@@ -124,6 +124,21 @@ fn the_rest_of_a_huge_page_stays_mapped() {
     rig.end();
 }
 
+/// What is cleared reads as zero, although its huge page is kept page by page. A page in the store is refused.
+#[test]
+fn pages_of_their_own_are_cleared() {
+    let rig = Rig::new();
+    (0..5).for_each(|page| rig.write(page));
+    rig.leave(4);
+    rig.memory.clear(rig.slot, ipa(1)..ipa(3)).unwrap();
+    (1..3).for_each(|page| rig.expect(page, 0));
+    (0..4).for_each(|page| rig.read(page));
+    let absent = Err(Error::Absent { page: ipa(4), done: 0 });
+    assert_eq!(rig.memory.clear(rig.slot, ipa(3)..ipa(6)), absent);
+    rig.expect(3, 0);
+    rig.end();
+}
+
 #[test]
 fn a_page_of_zeroes_costs_nothing() {
     let rig = Rig::with(Plan { pages: Pages::Small, ..Plan::default() });

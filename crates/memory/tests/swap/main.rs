@@ -11,6 +11,7 @@ mod machine;
 
 mod accessed;
 mod ahead;
+mod clock;
 mod copies;
 mod generations;
 mod given_up;

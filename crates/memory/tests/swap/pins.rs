@@ -86,14 +86,17 @@ fn pages_that_are_never_unpinned_are_noticed() {
 /// The part of a page pins the page.
 #[test]
 fn a_slot_with_pinned_pages_stays() {
-    let mut rig = Rig::new();
-    let pinned = rig.memory.pin(ipa(2) + 100..ipa(3) + 1, PinnedFor::Reading).unwrap();
-    assert_eq!(pinned.range(), ipa(2)..ipa(4));
-    let slot = rig.slot;
-    let memory = std::rc::Rc::get_mut(&mut rig.memory).unwrap();
-    assert_eq!(memory.remove_slot(slot).unwrap_err(), Error::InUse { start: ipa(0), in_flight: 0, pinned: 2 });
-    memory.unpin(pinned);
-    assert_eq!(memory.remove_slot(slot), Ok(None));
+    for (end, count) in [(ipa(2) + 101, 1), (ipa(3) + 1, 2)] {
+        let mut rig = Rig::new();
+        let pinned = rig.memory.pin(ipa(2) + 100..end, PinnedFor::Reading).unwrap();
+        assert_eq!(pinned.range(), ipa(2)..ipa(2 + count as u64));
+        let slot = rig.slot;
+        let memory = std::rc::Rc::get_mut(&mut rig.memory).unwrap();
+        let removed = memory.remove_slot(slot);
+        memory.unpin(pinned);
+        assert_eq!(removed, Err(Error::InUse { start: ipa(0), in_flight: 0, pinned: count }));
+        assert_eq!(memory.remove_slot(slot), Ok(None));
+    }
 }
 
 /// What the device has written is in the log once the page is unpinned, even after a clear meanwhile.
