@@ -277,6 +277,12 @@ const EXCUSED: &[Excused] = &[
         "GuestMemory::set_dbm_around: !sections.clone().all(|section| log.tracked.is_set(section)) => true",
         "a hardware-tracked word that becomes hardware-tracked again does not change",
     ),
+    excused(DIRTY_FAULT, "GuestMemory::undo_tracked: self.swap.is_some() => true", NO_COPY),
+    excused(
+        DIRTY_LOG,
+        "Tracking::run: 1 => 2 #3",
+        "the number of hardware-tracked logs is only compared for equality, and still rises",
+    ),
     excused(
         DIRTY_LOG,
         "Running::sets_dbm_around: self.0 & Self::SETS_DBM_AROUND => self.0 | Self::SETS_DBM_AROUND",
@@ -331,6 +337,18 @@ const EXCUSED: &[Excused] = &[
     excused(FRAMES, "Range::take_whole: count > PAGES => count >= PAGES", ANY_MAP),
     excused(FRAMES, "Range::give: self.first_free.min(at) => self.first_free.max(at)", ANY_MAP),
     excused(FRAMES, "Range::give: self.maps[at].free() == PAGES => true", ANY_MAP),
+    excused(FRAMES_SHARED, "Share::add_tables: 1 => 2", CAPACITY),
+    excused(
+        MEMORY_CLEAR,
+        "GuestMemory::clear_huge_page: forgotten == Forgotten::All => false",
+        "pages that are forgotten have no content to clear: more work, same result",
+    ),
+    excused(GUEST, "GuestMemory::unmap: self.swap.is_some() => true", NO_COPY),
+    excused(
+        RAM,
+        "BackedPage::make_page_ready: G::SIZE == FRAME => false",
+        "the page is zeroed as a range of one frame, with the same result",
+    ),
     excused(
         RAM,
         "BackedPage::make_piece_ready: ready != 0 => true",
@@ -340,6 +358,12 @@ const EXCUSED: &[Excused] = &[
     excused(RAM, "BackedPage::make_piece_ready: 8 => 9", "2 MiB have 512 pages, so first / 64 is below 8"),
     excused(RAM, "BackedPage::make_page_ready: 8 => 9", "2 MiB have 512 pages, so page / 64 is below 8"),
     excused(SLOTS, "Slots::add: 1 => 2", "slot numbers are only compared for equality"),
+    excused(SLOTS, "Slots::remove: 1 => 2", "the slots' generation is only compared for equality, and still rises"),
+    excused(
+        SLOTS,
+        "Slots::from: slot.range.end <= ipa => slot.range.end < ipa",
+        "a slot that ends there has no page from there on",
+    ),
     excused(
         SLOTS,
         "Slots::place_of: other.range.start < start => other.range.start <= start",
@@ -561,6 +585,7 @@ const SETS_DBM: &str = "trackers that never set DBM do nothing there either";
 const ROOM: &str = "room is also made for each word as it is added";
 const NOT_TRACKED: &str = "a 64-page word without DBM has no records";
 const COALESCED: &str = "a range that a block already maps is found mapped, and is not counted";
+const NO_COPY: &str = "without a page store, no page has a copy that ends";
 const START_NUMBER: &str = "start numbers are only compared for equality";
 const LOGGED: &str = "a slot with a log is writable";
 const ANY_MAP: &str = "the first map that is searched affects only the time: a search of all maps follows";
@@ -637,7 +662,10 @@ const DIRTY_LOG: &str = "crates/memory/src/dirty/log.rs";
 const GET: &str = "crates/memory/src/dirty/get.rs";
 const DIRTY_BLOCKS: &str = "crates/memory/src/dirty/blocks.rs";
 const OPTIONS: &str = "crates/memory/src/dirty/options.rs";
+const GUEST: &str = "crates/memory/src/guest.rs";
+const MEMORY_CLEAR: &str = "crates/memory/src/clear.rs";
 const MEMORY_FAULT: &str = "crates/memory/src/fault.rs";
+const FRAMES_SHARED: &str = "crates/memory/src/shared.rs";
 const FRAMES: &str = "crates/memory/src/frames.rs";
 const RAM: &str = "crates/memory/src/ram.rs";
 const SLOTS: &str = "crates/memory/src/slots.rs";
