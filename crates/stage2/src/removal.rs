@@ -228,8 +228,8 @@ impl<G: Granule> RemovalWatcher<G> for Downgrade {
 /// caller still relies on the access being gone. So if other downgrades are pending, a downgrade flushes its whole
 /// range, not only what it changed.
 ///
-/// *Removals.* A CPU that maps at an entry which a counted removal left (`Descriptor::STALE_COUNTED`) flushes only if one
-/// is pending. Without that count, each page that was unmapped once would cost a flush when it is mapped again.
+/// *Removals.* A CPU that maps where a counted removal was (`Descriptor::STALE_COUNTED`) flushes only if one is pending.
+/// Without the count, each page that was unmapped once would cost a flush when it is mapped again.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct PendingChanges(Word);
