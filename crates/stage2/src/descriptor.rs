@@ -192,7 +192,8 @@ impl<G: Granule> Descriptor<G> {
     /// an invalidation lies between break and make, even if different CPUs do them (Arm ARM DDI 0487K.a, D8.16.1).
     pub(crate) const STALE: Self = Self::from_raw(1 << 2);
 
-    /// A stale entry of a removal that is counted until it is flushed (`Stage2::pending_removals`).
+    /// A stale entry of a removal that is counted until it is flushed (`Stage2::pending_removals`). A CPU that maps here
+    /// flushes only while one is.
     pub(crate) const STALE_COUNTED: Self = Self::from_raw(1 << 2 | 1 << 3);
 
     /// Whether the entry maps nothing and is not busy. It may be stale.

@@ -86,15 +86,16 @@ impl<'a, P: Platform, G: Granule> Pending<'a, P, Downgrade, G> {
 }
 
 impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>> Pending<'a, P, R, G> {
-    /// An unmap. [`Stage2::begin_removal`] counted it `changes` times.
+    /// An unmap. If it has a watcher, [`Stage2::begin_removal`] counted it before it began.
     #[inline(always)]
     pub(crate) fn removal(
         stage2: &'a Stage2<P, G>,
         changed: Changed,
         unlinked: Chain,
         removed: R,
-        (removal, changes): (RemovalId, u64),
+        removal: RemovalId,
     ) -> Self {
+        let changes = u64::from(R::WATCHES);
         Self { stage2, changed, unlinked, removed: Some(removed), removal, changes }
     }
 
@@ -121,7 +122,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>> Pending<'a, P, R, G> {
     #[inline(always)]
     fn end(&self) {
         let Stage2 { pending_downgrades, pending_removals, .. } = self.stage2;
-        if R::DOWNGRADES || self.changes > 0 {
+        if R::DOWNGRADES || R::WATCHES {
             let pending = if R::DOWNGRADES { pending_downgrades } else { pending_removals };
             pending.done(self.changes, self.stage2.platform());
         }

@@ -240,18 +240,17 @@ impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
         cell.write(new);
     }
 
-    /// Removes an entry, and returns its last value. The entry is left stale. The removal is counted already
-    /// ([`Stage2::begin_removal`]).
+    /// Removes an entry, and returns its last value. The entry is left as `stale`.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn take(&mut self, index: usize) -> Descriptor<G> {
+    pub(crate) fn take(&mut self, index: usize, stale: Descriptor<G>) -> Descriptor<G> {
         let cell = self.table.entry(index);
         let mut old = cell.read();
         // With DBM, hardware may record a write at any moment: an exchange returns the last record.
         if old.is_hardware_tracked() {
-            old = cell.exchange(Descriptor::STALE_COUNTED, self.stage2.platform());
+            old = cell.exchange(stale, self.stage2.platform());
         } else {
-            cell.write(Descriptor::STALE_COUNTED);
+            cell.write(stale);
         }
         self.counts -= Counts::of(old, self.level);
         old
@@ -260,13 +259,12 @@ impl<'a, P: Platform, G: Granule> Locked<'a, P, G> {
     /// Removes an entry whose last value is not needed. A write that hardware records at this moment is lost.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn take_unrecorded(&mut self, index: usize) {
+    pub(crate) fn take_unrecorded(&mut self, index: usize, stale: Descriptor<G>) {
         let cell = self.table.entry(index);
-        self.take_unrecorded_in(cell, cell.read(), Descriptor::STALE_COUNTED);
+        self.take_unrecorded_in(cell, cell.read(), stale);
     }
 
-    /// [`take_unrecorded`](Self::take_unrecorded), for a caller that has the cell, and has read `old` under the lock. The
-    /// entry is left as `stale`.
+    /// [`take_unrecorded`](Self::take_unrecorded), for a caller that has the cell, and has read `old` under the lock.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
     pub(crate) fn take_unrecorded_in(&mut self, cell: Cell<'_, G>, old: Descriptor<G>, stale: Descriptor<G>) {

@@ -172,11 +172,15 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.pending_downgrades.count(&self.platform);
     }
 
-    /// Counts a removal that is about to begin, in the same way.
+    /// Counts a removal that is about to begin, in the same way, if it has a watcher. Returns the mark for its entries.
     #[inline(always)]
     #[cfg_attr(feature = "checked", track_caller)]
-    pub(crate) fn begin_removal(&self) {
+    pub(crate) fn begin_removal<R: RemovalWatcher<G>>(&self) -> Descriptor<G> {
+        if !R::WATCHES {
+            return Descriptor::STALE;
+        }
         self.pending_removals.count(&self.platform);
+        Descriptor::STALE_COUNTED
     }
 
     /// A name for a removal that begins.

@@ -6,10 +6,11 @@
 //! `lockless_walk` and `tables_below`; step U6 is [`Pending::complete`].
 //!
 //! **Stale entries.** A removed entry is marked stale. A CPU that maps there before the flush is complete invalidates
-//! first. Another unmap of the same addresses adds them to its own flush. The mark stays after the flush, so removals are
-//! counted until they are flushed ([`Descriptor::STALE_COUNTED`], module `removal`): while none is pending, a CPU that maps
-//! there invalidates nothing. The count takes two atomic operations, which would double the time of unmapping one page that
-//! is not reported. Such a removal is not counted ([`Descriptor::STALE`]), and the next CPU that maps there invalidates.
+//! first. Another unmap of the same addresses adds them to its own flush. The mark stays after the flush. So removals that
+//! are reported are counted until they are flushed ([`Descriptor::STALE_COUNTED`], module `removal`): while none is pending,
+//! a CPU that maps there invalidates nothing. The count takes two atomic operations, which would double the time of
+//! unmapping one page without a report. Such a removal is not counted ([`Descriptor::STALE`]): the next CPU that maps
+//! there invalidates.
 //!
 //! **Single leaves** are reported at once, as they were when they were broken, but without their memory ([`Broken`]).
 //! Without FEAT_S2FWB, or with non-cacheable mappings, the guest may have written past the caches, and lines may be
@@ -57,7 +58,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     ) -> Result<Pending<'_, P, R, G>, Error> {
         if let Ok(removal) = self.unmap_page(&range, &mut removed) {
             let changed = Changed::leaves_of(range, Level::L3);
-            return Ok(Pending::removal(self, changed, Chain::default(), removed, (removal, u64::from(R::WATCHES))));
+            return Ok(Pending::removal(self, changed, Chain::default(), removed, removal));
         }
         self.unmap_slowly::<R, LOCKS_EMPTY>(range, tables, removed)
     }
@@ -80,8 +81,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             return Err(Retry);
         }
         if R::WATCHES {
-            self.begin_removal();
-            let descriptor = locked.take(location.index);
+            let stale = self.begin_removal::<R>();
+            let descriptor = locked.take(location.index, stale);
             drop(locked);
             let removal = self.removal_id::<R>();
             removed.leaf(Broken::new(Leaf { ipa, level: Level::L3, descriptor }, removal));
@@ -137,15 +138,17 @@ struct Unmap<'a, P: Platform, G: Granule, R, const LOCKS_EMPTY: bool> {
     unlinked: Chain,
     removed: R,
     removal: RemovalId,
+    /// The mark of what it removes.
+    stale: Descriptor<G>,
     /// A block reached beyond the range: another CPU coalesced it after the ends were split.
     beyond: bool,
 }
 
 impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool> Unmap<'a, P, G, R, LOCKS_EMPTY> {
     fn new(stage2: &'a Stage2<P, G>, range: IpaRange, removed: R) -> Self {
-        stage2.begin_removal();
+        let stale = stage2.begin_removal::<R>();
         let (changed, unlinked, removal) = (Changed::default(), Chain::default(), stage2.removal_id::<R>());
-        Self { stage2, range, changed, unlinked, removed, removal, beyond: true }
+        Self { stage2, range, changed, unlinked, removed, removal, stale, beyond: true }
     }
 
     /// Unmaps each leaf and table that lies completely in the range.
@@ -159,7 +162,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
     }
 
     fn pending(self) -> Pending<'a, P, R, G> {
-        Pending::removal(self.stage2, self.changed, self.unlinked, self.removed, (self.removal, 1))
+        Pending::removal(self.stage2, self.changed, self.unlinked, self.removed, self.removal)
     }
 
     /// Unmaps the part of a table from `at` to `end`.
@@ -239,7 +242,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
         if if_empty && child.counts.live() > 0 {
             return Ok(());
         }
-        parent.take_unrecorded_in(cell, entry, Descriptor::STALE_COUNTED);
+        parent.take_unrecorded_in(cell, entry, self.stale);
         let before = stage2.finish_unlink(child);
         drop(parent);
         self.changed.table(part.clone());
@@ -296,7 +299,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
             if !entry.is_valid() {
                 self.vacant(first, number, (locked.level, entry));
             } else if self.is_inside(first, number, (locked.level, entry)) {
-                locked.take_unrecorded(index);
+                locked.take_unrecorded(index, self.stale);
                 span.add(number);
             }
         }
@@ -315,10 +318,10 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
     }
 
     /// A vacant entry, `number` entries after `first`. If it is stale, another CPU removed what was there, and its flush may
-    /// be pending. This removal is counted itself.
+    /// be pending. This removal may be counted itself.
     #[inline(always)]
     fn vacant(&mut self, first: Ipa, number: usize, (level, entry): (Level, Descriptor<G>)) {
-        if self.stage2.is_unflushed(entry, 1) {
+        if self.stage2.is_unflushed(entry, u64::from(R::WATCHES)) {
             self.stale(first, number, level);
         }
     }
@@ -360,7 +363,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
             if !entry.is_valid() {
                 self.vacant(first, number, (level, entry));
             } else if self.is_inside(first, number, (level, entry)) {
-                *old = locked.take(done);
+                *old = locked.take(done, self.stale);
                 span.add(number);
             }
             done += 1;

@@ -162,7 +162,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         }
         if range.is_empty() {
             let (changed, unlinked) = (Changed::default(), Chain::default());
-            let pending = Pending::removal(self, changed, unlinked, removed, (self.removal_id::<R>(), 0));
+            self.begin_removal::<R>();
+            let pending = Pending::removal(self, changed, unlinked, removed, self.removal_id::<R>());
             return Ok(Withdrawal { pending, lent });
         }
         self.sequence.count_withdrawal(self.platform()); // T2

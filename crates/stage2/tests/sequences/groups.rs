@@ -117,7 +117,7 @@ fn holes_are_cleaned_and_what_is_stale_is_flushed() {
     let mut guest = grouped(HINTS, &RAM);
     map_page(&mut guest, SIZE, &RAM);
     for is_flushed in [false, true] {
-        let pending = guest.stage2.unmap(range(BASE, SIZE), &mut guest.pool, Unwatched).unwrap();
+        let pending = guest.stage2.unmap(range(BASE, SIZE), &mut guest.pool, |_: Broken<Grouping>| ()).unwrap();
         let pending = (!is_flushed).then_some(pending);
         guest.machine.events();
         let grant = guest.stage2.open(window(frame(0), SIZE), BASE);
@@ -137,7 +137,7 @@ fn what_is_stale_above_level_3_may_have_been_a_table() {
     let mut guest = guest(HINTS);
     map_page(&mut guest, 0, &RAM);
     map_at(&mut guest, 16 * MIB_2, Level::L2, &RAM);
-    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, Unwatched).unwrap();
+    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, |_: Broken<Grouping>| ()).unwrap();
     guest.machine.events();
     let grant = guest.stage2.open(window(frame(0), 16 * MIB_2), BASE);
     assert_eq!(grant.map_group(Level::L2, &RAM, &mut guest.pool, &mut |_| ()), Ok(Grouped::New));
