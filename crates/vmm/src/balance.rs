@@ -179,6 +179,77 @@ mod tests {
         assert_eq!(guests[1].limit, 1024 + 24);
     }
 
+    /// The limits after one look.
+    fn limits<const N: usize>(mut guests: [Need; N]) -> [u64; N] {
+        balance(&mut guests);
+        guests.map(|one| one.limit)
+    }
+
+    #[test]
+    fn a_guest_that_has_all_but_its_headroom_takes_and_none_with_more() {
+        let gives = Need { limit: 512, taken: 0, ..guest(1024, 0) };
+        assert_eq!(limits([Need { taken: 1024 - 16, ..guest(1024, 0) }, gives]), [1024 + 512 + 32, 512 - 32]);
+        assert_eq!(limits([Need { taken: 1024 - 17, ..guest(1024, 0) }, gives]), [1024, 512]);
+    }
+
+    #[test]
+    fn a_guest_with_the_most_that_it_can_have_does_not_hold_up_another() {
+        let full = Need { most: 1024, ..guest(1024, 500) };
+        assert_eq!(limits([full, guest(1024, 10), Need { taken: 0, ..guest(1024, 0) }]), [1024, 1024 + 64, 1024 - 64]);
+    }
+
+    #[test]
+    fn a_guest_below_its_share_that_has_read_a_page_comes_first() {
+        let below = Need { limit: 512, taken: 512, ..guest(1024, 1) };
+        let above = Need { limit: 1536, taken: 1536, ..guest(1024, 5000) };
+        assert_eq!(limits([below, above]), [512, 1536 - 96]);
+    }
+
+    #[test]
+    fn reads_count_for_the_size_of_a_guest() {
+        let gives = Need { taken: 0, ..guest(1024, 0) };
+        assert_eq!(limits([guest(512, 100), guest(2048, 150), gives]), [512 + 64, 2048, 1024 - 64]);
+        let tiny = |share, reads| Need { most: 100, ..guest(share, reads) };
+        assert_eq!(limits([tiny(1, 3), tiny(2, 4), gives]), [1 + 64, 2, 1024 - 64]);
+    }
+
+    #[test]
+    fn what_is_free_beside_twice_the_headroom_is_given() {
+        for spare in [1, 10] {
+            let gives = Need { taken: 1024 - 32 - spare, ..guest(1024, 0) };
+            assert_eq!(limits([guest(1024, 0), gives]), [1024 + spare, 1024 - spare]);
+        }
+    }
+
+    #[test]
+    fn a_guest_with_fewer_than_sixteen_pages_gives_one() {
+        let gives = Need { least: 0, taken: 0, headroom: 0, ..guest(8, 0) };
+        assert_eq!(limits([guest(1024, 0), gives]), [1025, 7]);
+    }
+
+    #[test]
+    fn a_guest_is_idle_up_to_a_read_for_1024_pages() {
+        assert_eq!(limits([guest(1024, 3), guest(2048, 2)]), [1024, 2048 - 128]);
+        assert_eq!(limits([guest(1024, 3), guest(2048, 3)]), [1024, 2048]);
+    }
+
+    #[test]
+    fn a_guest_above_its_share_gives_to_one_that_reads_more_than_twice_as_much() {
+        let above = Need { limit: 1536, taken: 1536, ..guest(1024, 1536) };
+        for (reads, left) in [(2048, 1536), (2049, 1536 - 96)] {
+            assert_eq!(limits([guest(1024, reads), above]), [1024, left], "{reads}");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_gives_nothing_does_not_hide_one_that_gives() {
+        for above in [1, 10] {
+            let takes = Need { limit: 1024 - above, taken: 1024, ..guest(1024, 1000) };
+            let gives = Need { limit: 1024 + above, taken: 1024 + above, ..guest(1024, 100) };
+            assert_eq!(limits([takes, guest(1024, 2), gives]), [1024 - above, 1024, 1024]);
+        }
+    }
+
     #[test]
     fn one_guest_has_no_one_to_take_from() {
         let mut guests = [guest(1024, 500)];
