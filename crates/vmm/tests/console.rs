@@ -487,3 +487,70 @@ fn notices_are_few() {
     assert_eq!((at(Notice::Soon), at(Notice::Now)), (Some(0), Some(OUTPUT / 2 - 1)));
     assert_eq!(notices.iter().filter(|&&notice| notice != Notice::None).count(), 2);
 }
+
+#[test]
+fn a_new_console_has_nothing_to_send_to_take_or_to_grant() {
+    let mut console = Console::new(OUTPUT, INPUT);
+    assert_eq!((console.chunk(&mut [0; CHUNK]), console.grant(), console.untaken()), (0, None, 0));
+    assert!(console.taken(1).is_err() && !console.has_input() && !console.has_notice());
+}
+
+#[test]
+fn output_counts_until_it_is_taken() {
+    let mut console = Console::new(OUTPUT, INPUT);
+    console.begin();
+    console.granted(65536).unwrap();
+    (0..3).for_each(|byte| console.write(byte).unwrap());
+    console.sent(3);
+    console.taken(2).unwrap();
+    assert_eq!(console.untaken(), 1);
+}
+
+/// A console with a session, whose input is full.
+fn with_input() -> Console {
+    let mut console = Console::new(OUTPUT, INPUT);
+    console.begin();
+    assert_eq!(console.grant(), Some(INPUT as u32));
+    console.receive(&[7; INPUT]).unwrap();
+    assert!(console.has_input());
+    console
+}
+
+#[test]
+fn a_grant_is_asked_for_once_and_when_it_is_due() {
+    let mut console = with_input();
+    console.read(INPUT / 2);
+    assert!(console.has_notice() && console.notice() == Notice::Soon && !console.has_notice());
+    console.read(1);
+    assert_eq!(console.notice(), Notice::None, "the sender was asked");
+    assert_eq!(console.grant(), Some(INPUT as u32 / 2 + 1));
+    console.read(1);
+    assert_eq!(console.notice(), Notice::None, "a byte is no grant");
+}
+
+#[test]
+fn without_a_session_input_is_read_and_nothing_granted() {
+    let mut console = with_input();
+    console.end();
+    console.read(INPUT);
+    assert_eq!((console.notice(), console.grant(), console.has_input()), (Notice::None, None, false));
+}
+
+#[test]
+fn output_is_noticed_if_the_sender_has_left_and_there_is_credit() {
+    for (credit, notice) in [(0, Notice::None), (1, Notice::Soon)] {
+        let mut console = Console::new(OUTPUT, INPUT);
+        console.begin();
+        console.granted(credit).unwrap();
+        assert_eq!(console.chunk(&mut [0; CHUNK]), 0);
+        console.write(b'a').unwrap();
+        assert_eq!(console.notice(), notice, "credit for {credit}");
+    }
+    let mut console = Console::new(OUTPUT, INPUT);
+    console.begin();
+    console.granted(2).unwrap();
+    console.write(b'a').unwrap();
+    assert_eq!(console.chunk(&mut [0; CHUNK]), 1);
+    console.write(b'b').unwrap();
+    assert_eq!(console.notice(), Notice::None, "the sender is at it");
+}
