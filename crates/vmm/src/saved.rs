@@ -370,6 +370,7 @@ mod tests {
         let empty = Section { name: "b", instance: 0, bytes: &[] };
         long.write(&mut bytes);
         empty.write(&mut bytes);
+        assert_eq!(bytes[28..32], [1, 0, 0, 0], "the version");
         let (first, rest) = Section::read(&bytes).unwrap();
         assert_eq!(first, long);
         assert_eq!(Section::read(rest), Ok((empty, &[][..])));
@@ -398,6 +399,8 @@ mod tests {
         let time = Time { counter: 5 << 40, frequency: 62_500_000 };
         assert_eq!(Time::read(&time.bytes()), Ok(time));
         assert!(Time::read(&Time { frequency: 0, ..time }.bytes()).is_err());
+        let slow = Time { frequency: 1, ..time };
+        assert_eq!(Time::read(&slow.bytes()), Ok(slow));
         for state in [State::Off, State::On, State::Suspended, State::OnPending(Start { entry: 4, argument: 5 })] {
             assert_eq!(read_power(&power_bytes(state)), Ok(state));
         }
@@ -407,6 +410,9 @@ mod tests {
         let disk = Disk { sectors: 5 << 40, is_read_only: true, id: *b"a serial number of 2" };
         assert_eq!(Disk::read(&disk.bytes()), Ok(disk));
         assert!(Disk::read(&[2; 32]).is_err() && Disk::read(&[0; 31]).is_err());
+        let mut bad = disk.bytes();
+        bad[8] = 2;
+        assert!(Disk::read(&bad).is_err());
         let faults = Snapshot {
             enabled: Some((Ipa::new(0x4000_0040), 1)),
             sequence: 5 << 40,
@@ -421,6 +427,9 @@ mod tests {
                 assert!(read_async_fault(&bad).is_err(), "{at}");
             }
         }
+        let mut bad = async_fault_bytes(&Snapshot { enabled: None, unacknowledged: 0, wake_all: false, ..faults });
+        bad[0] = 2;
+        assert!(read_async_fault(&bad).is_err());
         let mut bad = power_bytes(State::On);
         bad[8] = 1;
         assert!(read_power(&bad).is_err());

@@ -113,7 +113,11 @@ fn happens(life: &mut Life, event: Event, now: u64) -> bool {
         Event::Reset => command(life.reset()),
         Event::Quit => command(life.quit()),
         Event::VcpusLeft => life.vcpus_left(now),
-        Event::HasBegun => life.has_begun(now).is_some(),
+        Event::HasBegun => {
+            let runs = life.has_begun(now);
+            assert!(runs.is_none_or(|runs| runs == life.may_run()), "{before:?}: {runs:?}");
+            runs.is_some()
+        }
         Event::CannotBegin => life.cannot_begin(),
         Event::ResetsItself => life.changes_itself(None),
         Event::EndsItself => life.changes_itself(Some(State::Off)),
@@ -138,6 +142,7 @@ fn go(life: &Life, model: &Model, path: &mut Vec<Event>) {
         let happened = happens(&mut life, event, now);
         assert_eq!(happened, model.happens(event), "{path:?} from {before:?}");
         assert_eq!(life.shown(), model.shown(), "{path:?}");
+        assert!(!life.is_incoming(), "{path:?}");
         assert_eq!(life.may_run(), model.shown() == GuestState::Running && !model.is_held, "{path:?}");
         let is_stopping = model.is_held && (!model.is_out || model.is_anew) && model.ended.is_none();
         assert_eq!(life.is_stopping(), is_stopping, "{path:?}");
@@ -185,6 +190,14 @@ fn a_guest_from_elsewhere_is_stopped_and_its_counter_goes_on() {
         assert!(life.vcpus_left(at + 20) && !life.is_incoming() && !life.set_counter(0, at + 21));
         assert_eq!(life.counter(at + 21), counter + 10);
     }
+}
+
+#[test]
+fn a_guest_from_elsewhere_that_starts_anew_has_no_state_to_replace() {
+    let mut life = Life::incoming(5);
+    life.reset().unwrap();
+    assert!(!life.is_incoming() && !life.set_counter(9, 6));
+    assert_eq!(life.counter(6), 0);
 }
 
 #[test]

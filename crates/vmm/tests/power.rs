@@ -218,6 +218,9 @@ fn an_impossible_state_is_refused_and_changes_nothing() {
     saved.states[5] = State::OnPending(Start { entry: 6, argument: 0 });
     assert_eq!(power.restore(&saved), Err(RestoreError::Entry { vcpu: 5, entry: 6 }));
     assert_eq!(power.save(), before);
+    saved.states[5] = State::OnPending(Start { entry: 8, argument: 0 });
+    assert_eq!(power.restore(&saved), Ok(()));
+    assert_eq!(power.save(), saved);
 }
 
 /// One vCPU of the model: whether it is off, the start that it was asked for, whether it waits.
