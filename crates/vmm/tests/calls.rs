@@ -64,6 +64,7 @@ impl Host for Fake {
     }
 
     fn vendor(&mut self, vcpu: usize, arguments: [u64; 4]) -> Option<i64> {
+        assert!(matches!(arguments[0] >> 16, 0x8600 | 0xc600), "{arguments:x?} are no call of the vendor's");
         (arguments[0] == async_fault::QUERY.into()).then_some(1000 + 10 * (arguments[1] % 8) as i64 + vcpu as i64)
     }
 
