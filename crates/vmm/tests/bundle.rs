@@ -6,7 +6,7 @@ use twofold_abi::bundle::{self, ALIGN, GUESTS_MAX, Guest, Header, NAME_MAX, WEIG
 use twofold_memory::async_fault::Mode;
 use twofold_vmm::bundle::{Bundle, BundleError};
 use twofold_vmm::config::{ConfigError, Store, Swap};
-use twofold_vmm::guests::{Host, Refused, SwapMemory, Why, admit};
+use twofold_vmm::guests::{Host, Refused, SwapMemory, Why, admit, shares_resident};
 use twofold_vmm::name::{Name, NotAName};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -133,6 +133,30 @@ fn a_store_is_read_and_its_memory_counted() {
     assert_eq!(guests[0].config.swap.unwrap().store, Store::Disk(*b"twofold-swap-0\0\0\0\0\0\0"));
     // 16 of 64 MiB, and no store.
     assert_eq!(frames(&plain) - frames(&guests), (24 - 3) * 512);
+}
+
+#[test]
+fn what_guests_share_in_memory_is_counted_in_the_pool() {
+    let plain = file(&header(1), &[guest("web", 1)]);
+    let plain = Bundle::read(&plain).unwrap().guests;
+    let with = file(&header(1), &[with_swap()]);
+    let mut sharing = Bundle::read(&with).unwrap().guests;
+    sharing[0].config.flags |= bundle::flags::SHARE_RESIDENT;
+    let (plain_frames, one) = (admit(&plain, &HOST).unwrap()[0].frames, admit(&sharing, &HOST).unwrap()[0]);
+    // None of its 32 huge pages; a store of 33 and a heap of 3. The pool has its 16 MiB.
+    assert_eq!((one.frames - plain_frames, one.pool), ((33 + 3 - 32) * 512, 8 * 512));
+    let mut second = sharing[0];
+    second.name = Name::new("db").unwrap();
+    let most = (one.frames + one.pool) * 2 * 4096;
+    let both = [sharing[0], second];
+    assert!(admit(&both, &Host { free: most, ..HOST }).is_ok());
+    assert!(admit(&both, &Host { free: most - 4096, ..HOST }).is_err());
+    second.config.swap = Some(Swap { store: Store::Disk([b'd'; 20]), ..second.config.swap.unwrap() });
+    second.config.flags = 0;
+    assert_eq!(admit(&[second], &HOST).unwrap()[0].pool, 0);
+    second.config.swap = None;
+    second.config.flags = bundle::flags::SHARE_RESIDENT;
+    assert!(!shares_resident(&second.config), "without a store all pages stay");
 }
 
 #[test]

@@ -9,7 +9,9 @@ use twofold_abi::virt;
 use twofold_memory::Pages;
 use twofold_vmm::config::Config;
 use twofold_vmm::device_tree;
-use twofold_vmm::guests::{DEVICE_MEMORY, Guest, HOST_DISK_MEMORY, Host, Refused, Why, admit, device_memory, plugs};
+use twofold_vmm::guests::{
+    Admitted, DEVICE_MEMORY, Guest, HOST_DISK_MEMORY, Host, Refused, Why, admit, device_memory, plugs,
+};
 use twofold_vmm::load::Layout;
 use twofold_vmm::name::Name;
 use twofold_vmm::scheduler::Weight;
@@ -121,7 +123,26 @@ fn a_disk_that_is_written_has_one_guest() {
     assert!(shared(host_disk("a", low, false), host_disk("a", high, false)).is_none());
     assert!(shared(host_disk("a", all, true), host_disk("a", all, true)).is_none());
     assert!(shared(host_disk("a", all, false), host_disk("b", all, false)).is_none());
+    assert!(shared(host_disk("a", high, false), host_disk("a", low, false)).is_none());
     assert!(shared(memory_disk(8), memory_disk(8)).is_none());
+    let unnamed = host_disk("", all, false);
+    assert!(shared(memory_disk(8), unnamed).is_none() && shared(unnamed, memory_disk(8)).is_none());
+}
+
+#[test]
+fn a_guest_gets_what_those_before_it_leave() {
+    let kernel = image();
+    let disks = [memory_disk(300 * 2048), host_disk("a", (0, 0), true)];
+    let first = guest("one", &kernel, &disks, &[], 0);
+    let Admitted { frames, disk_pages, .. } = admit(&[first], &HOST).unwrap()[0];
+    assert_eq!(disk_pages, 150);
+    let second = guest("two", &kernel, &disks[..1], &[], 0);
+    let devices = device_memory(&[first, second]).next_multiple_of(2 * MIB);
+    let taken = frames * 4096 + disk_pages * 2 * MIB;
+    let host = Host { free: devices + taken + 100 * MIB, ..HOST };
+    let wanted = frames.div_ceil(256) + 300;
+    let why = Why::NoMemory { wanted, free: 100 };
+    assert_eq!(admit(&[first, second], &host), Err(Refused::Guest { name: second.name, why }));
 }
 
 #[test]
@@ -155,6 +176,8 @@ fn networks_have_the_ports_of_their_cards_and_uplinks() {
     // The balloon has a bit for each page.
     let bits = guests[0].config.memory.div_ceil(8 * 4096);
     assert_eq!(device_memory(&guests), 4 * DEVICE_MEMORY + HOST_DISK_MEMORY + bits);
+    let disks = [memory_disk(8), memory_disk(8), host_disk("a", (0, 0), true)];
+    assert_eq!(device_memory(&[guest("one", &kernel, &disks, &[], 0)]), 2 * DEVICE_MEMORY + HOST_DISK_MEMORY);
     assert_eq!(device_memory(&[]), 0);
 }
 

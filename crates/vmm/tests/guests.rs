@@ -162,6 +162,22 @@ fn as_many_guests_as_vmids_are_possible() {
 }
 
 #[test]
+fn a_vmid_has_16_bits_at_most() {
+    let refused = admit(&[], &Host { vmid_bits: 20, ..HOST });
+    assert_eq!(refused, Err(Refused::Count { given: 0, most: 65535 }));
+}
+
+/// For 512 MiB: tables of each level, two more for each of three ranges, and those of the root.
+#[test]
+fn tables_are_counted_for_each_granule() {
+    let kernel = image();
+    let plain = config(&kernel);
+    assert_eq!(table_frames(&plain, 4096), (256 + 6) + 6 + 6 + 16);
+    assert_eq!(table_frames(&plain, 16 << 10), 4 * ((16 + 6) + 6 + 6) + 16);
+    assert_eq!(table_frames(&plain, 64 << 10), 16 * ((1 + 6) + 6 + 6) + 16);
+}
+
+#[test]
 fn each_mistake_is_named_by_its_option() {
     let kernel = image();
     let good = config(&kernel);
@@ -213,6 +229,8 @@ fn a_kernel_of_another_kind_is_named() {
     let mut big = image();
     big[24] = 0b1011;
     assert_eq!(check_kernel(&big), Err(ImageError::BigEndian));
+    big[24] = 0b1010;
+    assert_eq!(check_kernel(&big), Ok(()), "only the lowest flag is the byte order");
     assert!(check_kernel(&image()[..59]).is_err());
 }
 
