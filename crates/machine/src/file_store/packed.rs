@@ -66,12 +66,19 @@ mod tests {
             value = value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             *byte = (value >> 56) as u8;
         });
-        for (page, smaller) in [(random, 4096), ([7; PAGE], 512)] {
+        // It gets smaller, but saves no sector.
+        let mut hardly = random;
+        hardly[..256].fill(7);
+        for (page, smaller) in [(random, 4096), (hardly, 4096), ([7; PAGE], 512)] {
             for compress in [false, true] {
                 let mut bytes = vec![9; 512];
                 let form = pack(&page, compress, &mut bytes);
                 assert_eq!(bytes.len() - 512, if compress { smaller } else { 4096 });
                 assert_eq!(form.sectors() as usize * 512, bytes.len() - 512);
+                match bytes.len() - 512 {
+                    PAGE => assert_eq!(bytes[512..], page),
+                    _ => assert!(bytes[512 + form.length..].iter().all(|byte| *byte == 0)),
+                }
                 assert_eq!(unpack(&bytes[512..], form).as_deref(), Some(&page));
                 for at in [512, 515] {
                     bytes[at] ^= 1;

@@ -155,8 +155,7 @@ impl Places {
 
     /// The place is written.
     pub(super) fn store(&mut self, place: Place, stored: Stored) {
-        let end = stored.extents.iter().map(|extent| extent.end).max();
-        self.written = self.written.max(end.unwrap_or(0));
+        stored.extents.iter().for_each(|extent| self.written = self.written.max(extent.end));
         self.sectors = self.sectors.max(self.written);
         if let Some(held) = self.places.get(&place) {
             self.pages.insert(held.page, place);
@@ -207,5 +206,73 @@ mod tests {
         assert_eq!((places.room(), places.bytes_used()), ((0, 0), 0));
         [first, second].into_iter().for_each(|place| places.remove(place));
         assert_eq!(places.add(Ipa::new(0)), None);
+    }
+
+    fn add(places: &mut Places, page: u64) -> Place {
+        places.add(Ipa::new(page * PAGE as u64)).unwrap()
+    }
+
+    fn store(places: &mut Places, place: Place, form: Form) {
+        let extents = places.take(&[(place, form)]).remove(0).unwrap();
+        places.store(place, Stored { extents, form });
+    }
+
+    #[test]
+    fn a_promise_ends_with_its_place() {
+        let mut places = Places::new(1);
+        let place = add(&mut places, 0);
+        places.remove(place);
+        assert_eq!(places.room(), (1, 0));
+        add(&mut places, 0);
+    }
+
+    #[test]
+    fn a_page_is_found_behind_another_at_its_newest_place() {
+        let mut places = Places::new(4);
+        let form = pack(&[7; PAGE], false, &mut Vec::new());
+        let (old, new) = (add(&mut places, 1), add(&mut places, 1));
+        store(&mut places, old, form);
+        store(&mut places, new, form);
+        places.remove(old);
+        assert_eq!(places.behind(Ipa::new(0), 1), [(Ipa::new(PAGE as u64), new)]);
+        places.remove(new);
+        assert_eq!(places.behind(Ipa::new(0), 1), []);
+    }
+
+    #[test]
+    fn a_file_that_is_cut_keeps_what_was_written() {
+        let mut places = Places::new(4);
+        let form = pack(&[7; PAGE], false, &mut Vec::new());
+        let [first, second, third] = [0, 1, 2].map(|page| add(&mut places, page));
+        store(&mut places, first, form);
+        store(&mut places, second, form);
+        assert_eq!(places.cut(), 2);
+        assert_eq!(places.take(&[(third, form)]), [None]);
+        // The place that got no room still has its promise.
+        places.remove(first);
+        assert_eq!(places.add(Ipa::new(0)), None);
+    }
+
+    #[test]
+    fn a_page_in_pieces_uses_up_its_promise() {
+        let mut places = Places::new(3);
+        let whole = pack(&[7; PAGE], false, &mut Vec::new());
+        let small = pack(&[7; PAGE], true, &mut Vec::new());
+        assert_eq!(small.sectors(), 1);
+        let [first, second, third] = [0, 1, 2].map(|page| add(&mut places, page));
+        store(&mut places, first, whole);
+        store(&mut places, second, small);
+        assert_eq!(places.add(Ipa::new(0)), None);
+        assert_eq!(places.room(), (3, 3));
+        places.remove(first);
+        let other = add(&mut places, 3);
+        store(&mut places, other, small);
+        assert_eq!(places.take(&[(third, whole)])[0].as_deref(), Some(std::slice::from_ref(&(9..17))));
+        let last = add(&mut places, 4);
+        assert_eq!(places.take(&[(last, whole)]), [Some(vec![1..8, 17..18])]);
+        assert_eq!(places.room(), (3, 3));
+        // What two small pages leave is promised again, since no promise is left.
+        [second, other].into_iter().for_each(|place| places.remove(place));
+        add(&mut places, 5);
     }
 }

@@ -59,7 +59,19 @@ mod tests {
             at += expected as u64;
             other += expected as u64;
         }
-        assert_eq!(streams.window(page(at + 20), 16), 1, "too far");
-        assert_eq!(streams.window(page(at + 21), 1), 1, "nothing is to be read ahead");
+        assert_eq!(streams.window(page(at + 16), 16), 1, "too far");
+        assert_eq!(streams.window(page(at + 17), 1), 1, "nothing is to be read ahead");
+    }
+
+    #[test]
+    fn eight_streams_are_followed_and_the_oldest_is_forgotten() {
+        let mut streams = Streams::default();
+        let page = |stream: u64, number: u64| Ipa::new((stream * 1000 + number) * PAGE as u64);
+        for (number, expected) in [(0, 1), (1, 2)] {
+            (0..8).for_each(|stream| assert_eq!(streams.window(page(stream, number), 16), expected));
+        }
+        assert_eq!(streams.window(page(8, 0), 16), 1);
+        assert_eq!(streams.window(page(1, 3), 16), 4);
+        assert_eq!(streams.window(page(0, 3), 16), 1);
     }
 }
