@@ -60,6 +60,7 @@ fn force_has_rounds_and_a_link() {
     assert!(matches!(plan(&measured, &forced), Plan::Round(now) if matches!(now.outcome, Outcome::Forced { .. })));
     assert!(matches!(plan(&measured, &Wanted { rounds: 0, ..forced }), Plan::Stop(_)));
     let outcome = |bandwidth| forecast(&Measured { bandwidth, ..MEASURED }, &forced).outcome;
+    assert_eq!(forecast(&MEASURED, &Wanted { forced: true, ..WANTED }).outcome, Outcome::Converges);
     assert_eq!((outcome(0), outcome(1)), (Outcome::NoLink, Outcome::Forced { left: 65_536, fit: 0 }));
 }
 
