@@ -101,7 +101,7 @@ impl<W: Write> Lane<W> {
         let (begin, before, mut number) = (runtime.now(), self.writer.bytes(), 0);
         let mut flushed = begin;
         for (index, slot) in round.ram.slots().iter().enumerate() {
-            let mut zeros = Zeros { slot: slot.number, first: 0, count: 0 };
+            let mut zeros = Zeros { slot: slot.number, ..Zeros::default() };
             for (piece, words) in round.pages.words(index).chunks(round.piece).enumerate() {
                 number += 1;
                 if (number - 1) % self.lanes != self.number || words.iter().all(|&word| word == 0) {
@@ -205,6 +205,7 @@ fn pace(limit: Option<u64>, bytes: u64, begin: Duration, runtime: &impl Runtime)
 }
 
 /// A run of zero pages that was not sent yet.
+#[derive(Default)]
 struct Zeros {
     slot: u16,
     first: u64,
@@ -213,7 +214,7 @@ struct Zeros {
 
 impl Zeros {
     fn add<W: Write>(&mut self, page: u64, writer: &mut Writer<W>) -> Result<(), WriteError> {
-        if self.count == 0 || page != self.first + u64::from(self.count) || self.count == u32::MAX {
+        if page != self.first + u64::from(self.count) || self.count == u32::MAX {
             self.send(writer)?;
             self.first = page;
         }
