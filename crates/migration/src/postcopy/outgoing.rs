@@ -12,7 +12,7 @@ use crate::answers::{AnswerError, Answers, Asked};
 use crate::commit::Ownership;
 use crate::pages::PageSet;
 use crate::ram::{Ahead, Away, PageRead, RamError, SourceRam};
-use crate::stream::{Compression, Hello, Slot, WriteError, Writer, is_zero};
+use crate::stream::{Compression, Hello, Slot, WriteError, Writer};
 
 /// The stream on which absent pages are sent.
 pub struct Outgoing<W> {
@@ -123,12 +123,8 @@ impl<W: Write> Outgoing<W> {
     }
 
     fn write(&mut self, slots: &[Slot], (slot, page): (usize, u64)) -> Result<Served, ServeError> {
-        let number = slots.get(slot).map_or(0, |slot| slot.number);
-        if is_zero(&self.page) {
-            self.writer.zero_pages(number, page, 1)?;
-        } else {
-            self.writer.page(number, page, &self.page)?;
-        }
+        let number = slots.get(slot).ok_or(RamError::NoPage { slot, page })?.number;
+        self.writer.page(number, page, &self.page)?;
         self.writer.flush()?;
         Ok(Served::Page(slot, page))
     }

@@ -160,11 +160,12 @@ impl<P: Platform> Peer<P> {
     ///
     /// The link is cut: call [`cut`](Self::cut) then. The questions are asked again over the next link.
     pub fn ask<W: Write>(&self, answers: &mut Writer<W>) -> Result<usize, WriteError> {
-        for sent in 0.. {
-            let Some((slot, page)) = self.lock().questions.pop_front() else { return Ok(sent) };
-            answers.request(true, self.slots.get(slot).map_or(0, |slot| slot.number), page, 1)?;
+        let mut sent = 0;
+        while let Some((slot, page)) = self.next_question() {
+            answers.request(true, self.slots[slot].number, page, 1)?;
+            sent += 1;
         }
-        Ok(0)
+        Ok(sent)
     }
 
     /// Waits for the next page, and stores it (D1 to D4). Only one CPU does this.
@@ -211,11 +212,13 @@ impl<P: Platform> Peer<P> {
                 Err(NotBegun::Asked) => {
                     let request = {
                         let mut inner = self.lock();
-                        let request = inner.requests.remove(&place_of(ipa));
-                        if request.is_none() {
-                            inner.came.insert(place_of(ipa), bytes.map(|bytes| Box::new(*bytes)));
+                        match inner.requests.remove(&place_of(ipa)) {
+                            Some(request) => Some(request),
+                            None => {
+                                inner.came.insert(place_of(ipa), bytes.map(|bytes| Box::new(*bytes)));
+                                None
+                            }
                         }
-                        request
                     };
                     request.into_iter().for_each(|request| complete(memory, request, bytes));
                 }

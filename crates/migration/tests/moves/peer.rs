@@ -18,7 +18,7 @@ use twofold_memory::swap::{
 };
 use twofold_memory::{Error, GuestFault, GuestMemory};
 use twofold_migration::plan::Wanted;
-use twofold_migration::postcopy::{Came, FetchError, Peer, Served, TargetState, place_of};
+use twofold_migration::postcopy::{Came, FetchError, Peer, Served, TargetState, is_at_peer, place_of};
 use twofold_migration::precopy::Postcopy;
 use twofold_migration::ram::{Ahead, RamError, SourceRam};
 use twofold_migration::stream::{Compression, Message, Writer};
@@ -515,6 +515,76 @@ fn nothing_leaves_to_the_source() {
     let request = held.requests.lock().unwrap().pop().unwrap();
     held.peer.read(memory, request);
     assert_eq!(guest.reports.take(), [(Waiter::Other(2), Arrival::Failed)]);
+}
+
+#[test]
+fn a_place_at_a_peer_is_known() {
+    let place = place_of(third());
+    assert_eq!(place, At::new((1 << 63) + third().raw() / PAGE));
+    assert!(is_at_peer(place) && !is_at_peer(At::new(5)));
+}
+
+#[test]
+fn a_page_that_is_made_absent_alone_counts_once() {
+    let (guest, held) = target();
+    let (peer, memory) = (&held.peer, guest.vm.memory());
+    peer.absent_page((1, 9), |ipa, place| memory.make_absent(ipa, place)).unwrap();
+    assert_eq!(peer.asks(), (false, 5));
+    peer.absent_page((1, 9), |_, _| Ok(())).unwrap();
+    assert_eq!(peer.asks(), (false, 5), "it is absent already");
+    let refused = peer.absent_page((1, 300), |_, _| panic!("there is no such page"));
+    assert_eq!(refused, Err(RamError::NoPage { slot: 1, page: 300 }));
+}
+
+/// A link's bytes. Before the first of them, a vCPU needs pages.
+struct Meanwhile<'a> {
+    bytes: &'a [u8],
+    needs: Option<&'a dyn Fn()>,
+}
+
+impl embedded_io::ErrorType for Meanwhile<'_> {
+    type Error = core::convert::Infallible;
+}
+
+impl embedded_io::Read for Meanwhile<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<usize, Self::Error> {
+        self.needs.take().into_iter().for_each(|needs| needs());
+        self.bytes.read(bytes)
+    }
+}
+
+#[test]
+fn what_is_needed_while_a_link_comes_back_is_asked_for_once() {
+    let (guest, held) = target();
+    let (peer, memory) = (&held.peer, guest.vm.memory());
+    let first = Ipa::new(slots()[0].first * PAGE);
+    for page in 0..2 {
+        peer.absent_page((0, page), |ipa, place| memory.make_absent(ipa, place)).unwrap();
+    }
+    let need = |page: Ipa| {
+        memory.bring(page, Waiter::Other(1)).unwrap();
+        let request = held.requests.lock().unwrap().pop().unwrap();
+        peer.read(memory, request);
+    };
+    need(third());
+    let asks = peer.asks();
+    peer.cut(memory, "reset");
+    assert_eq!(asks, (true, 6));
+    let mut link = Writer::with_absent(Vec::new(), Compression::Off);
+    link.hello(&hello(2)).unwrap();
+    link.slots(&slots()).unwrap();
+    link.resume(taken()).unwrap();
+    let bytes = link.into_sink();
+    let needs = || (0..2).for_each(|page| need(first + page * PAGE));
+    let link = Meanwhile { bytes: &bytes, needs: Some(&needs) };
+    let mut answers = Writer::with_absent(Vec::new(), Compression::Off);
+    peer.resume(link, capabilities(), &hello(2), taken(), &mut answers).map(|_| ()).unwrap();
+    let questions = [(); 3].map(|()| peer.next_question());
+    need(third());
+    let again = peer.next_question();
+    peer.cut(memory, "the test ends");
+    // The resumption has asked for the other page.
+    assert_eq!((questions, again), ([Some((0, 0)), Some((0, 1)), None], None));
 }
 
 /// Tokens are out when the guest moves, and its area is absent at the target: the area comes from the source, and then

@@ -403,6 +403,14 @@ fn a_link_to_another_guest_is_refused() {
         writer.hello(&twofold_migration::stream::Hello { migration: [1; 16], ..hello(2) }).unwrap();
     });
     assert_eq!(another, "the new link is for another guest");
+    let list = resumed(|writer| {
+        let mut slots = crate::guest::slots();
+        slots[1].number = 9;
+        writer.hello(&hello(2)).unwrap();
+        writer.slots(&slots).unwrap();
+        writer.resume(first().taken_by(Owner { host: 1, incarnation: 0 })).unwrap();
+    });
+    assert_eq!(list, "the new link is for another list of memslots");
     let owner = resumed(|writer| {
         writer.hello(&hello(2)).unwrap();
         writer.slots(&crate::guest::slots()).unwrap();
@@ -429,6 +437,57 @@ fn a_link_to_another_guest_is_refused() {
     );
     assert_eq!(refused.map(|_| ()).unwrap_err(), ServeError::NoSuchPages { slot: 0, page: 64 });
     assert_eq!(switched.sends.left(), 394);
+}
+
+#[test]
+fn each_page_that_is_waited_for_is_asked_for_again() {
+    let slots = crate::guest::slots();
+    let mut target = Fetches::new(&slots, twofold_migration::PageSet::all(&slots));
+    let pages = [(0, 0), (0, 1), (1, 5), (1, 6), (2, 0)];
+    pages.iter().for_each(|&(slot, page)| assert_eq!(target.need(slot, page), Need::Ask));
+    target.cut("reset");
+    let mut link = Writer::with_absent(Vec::new(), Compression::Off);
+    link.hello(&hello(2)).unwrap();
+    link.slots(&slots).unwrap();
+    link.resume(taken()).unwrap();
+    let (link, mut answers) = (link.into_sink(), Writer::with_absent(Vec::new(), Compression::Off));
+    resume_target(&link[..], capabilities(), &hello(2), taken(), &mut answers, &mut target).map(|_| ()).unwrap();
+    let answers = answers.into_sink();
+    let mut asked = Answers::new(&answers[..]);
+    while asked.asked().unwrap() != Asked::Accepted {}
+    for (slot, page) in pages {
+        let slot = slots[slot].number;
+        assert_eq!(asked.asked(), Ok(Asked::Pages { waits: true, slot, page, count: 1 }));
+    }
+    assert_eq!(asked.asked(), Err(AnswerError::Ended));
+}
+
+#[test]
+fn a_source_goes_on_with_the_pages_that_the_target_lacks() {
+    let slots = crate::guest::slots();
+    let mut source = Sends::new(&slots, twofold_migration::PageSet::all(&slots));
+    let mut answers = Writer::with_absent(Vec::new(), Compression::Off);
+    answers.absent(0, 64, &[0b101]).unwrap();
+    answers.message(&Message::Accepted).unwrap();
+    let answers = answers.into_sink();
+    let hello = (&hello(2), Compression::Off);
+    resume_source(Vec::new(), hello, taken(), &mut Answers::new(&answers[..]), &mut source).map(|_| ()).unwrap();
+    assert_eq!([source.next(), source.next(), source.next()], [Some((1, 64)), Some((1, 66)), None]);
+}
+
+#[test]
+fn a_target_that_greets_is_refused() {
+    let mut answers = Writer::new(Vec::new(), Compression::Off);
+    answers.hello(&hello(2)).unwrap();
+    let answers = answers.into_sink();
+    let why = Answers::new(&answers[..]).asked().unwrap_err().to_string();
+    assert_eq!(
+        why,
+        "the target's answers: record 0, which starts at byte 0: the guest's machine is virt-1, and this target builds \
+         answers; the guest has 40 bits of physical address, and this target at most 0; the guest has 2 vCPUs, and this \
+         target at most 0; the guest has 1617920 bytes of memory, and this target at most 0; the guest was given sve with \
+         value 1, and this target does not have it"
+    );
 }
 
 #[test]
