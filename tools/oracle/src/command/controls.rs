@@ -31,7 +31,7 @@ enum Defect {
 const CONTROLS: [Control; 4] = [
     Control {
         name: "no-flush",
-        defect: Defect::Mutant("crates/stage2/src/flush.rs", "Pending::flush/invalidate/omit"),
+        defect: Defect::Mutant("crates/stage2/src/flush.rs", "Stage2::flush_changed/invalidate/omit"),
         tracker: Tracker::Manual,
     },
     Control {
