@@ -185,6 +185,7 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
                 return Err(Retry);
             }
             match level.below() {
+                _ if !LOCKS_EMPTY && entry == Descriptor::INVALID => *at = next,
                 Some(below) if entry.is_table(level) => {
                     let part = *at..next.min(end);
                     // A table of level 1 is unlinked only when it is empty: with its content, U4 would take too long.
@@ -200,8 +201,6 @@ impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>, const LOCKS_EMPTY: bool>
                     }
                     *at = next;
                 }
-                _ if LOCKS_EMPTY => self.leaves((table, level, index), *then, at, end)?,
-                _ if entry == Descriptor::INVALID => *at = next,
                 _ => self.leaves((table, level, index), *then, at, end)?,
             }
             index += ((*at - here) >> shift) as usize;
