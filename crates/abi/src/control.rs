@@ -38,6 +38,7 @@
 //! | `virtio.notifications` | writes by which guests asked a virtio device for work; these rows are there if a guest has such a device |
 //! | `virtio.pages_awaited` | requests of a virtio device for a page of its guest that was in the store |
 //! | `swap.pages_out`, `.pages_written`, `.pages_read` | pages that left memory, and of them those that the store was asked to write; pages that it was asked for. These rows are there if a guest has a store |
+//! | `swap.pages_ahead` | pages that the store was asked for before the guest needed them; they are not in `swap.pages_read` |
 //! | `swap.written_by_faults` | those of `swap.pages_written` that something other than the guest's task asked the store to write, such as a fault: 0 |
 //! | `swap.waits`, `.waited`, `.announced` | how often a vCPU waited for a page; for how many ticks of the counter all vCPUs did; pages that were announced to a guest, which runs another task |
 //! | `disk.requests`, `.bytes_read`, `.bytes_written`, `.errors` | requests that disks have completed, and those with an error |

@@ -30,6 +30,13 @@
 //! - D5. When the task has nothing to do, it sets an alarm of its CPU as in W2, and is blocked.
 //! - V1. A vCPU that is interrupted, or has a new turn, takes what has arrived before it enters its guest.
 //!
+//! # Pages are read ahead
+//!
+//! - A1. After W1 the vCPU's CPU notes the page. If the guest goes through its memory page by page, the pages behind are noted for
+//!   the guest's task (`twofold_vmm::read_ahead`), which is woken. Nothing is, if the store answers at once.
+//! - A2. In each piece of its work the task begins to read one of them, if it is absent and there is a frame that nothing else needs.
+//! - A3. It arrives as any other page. It is mapped when the guest accesses it.
+//!
 //! **No arrival is missed.** D4 and U of W3 take one lock. If D4 came first, W4 sees D3. If U came first, D4 finds that no CPU
 //! has the vCPU, and wakes it: if that is before B2, the scheduler's mark makes B2 give it another turn. If the vCPU is
 //! loaded when D4 looks, the interrupt is an exit right after the entry at the latest, and then V1.
@@ -69,7 +76,8 @@ use spin::Mutex;
 use twofold_abi::bundle::flags;
 use twofold_memory::async_fault::{Arrival, Arrivals, Completion, Mode};
 use twofold_memory::swap::{
-    AttachError, Clock, FRAMES_PER_VCPU, Failure, LimitError, Notify, Relief, SwapOptions, Waiter, WriteOutError,
+    AttachError, Clock, FRAMES_PER_VCPU, Failure, LimitError, NotBegun, Notify, Relief, SwapOptions, Waiter,
+    WriteOutError,
 };
 use twofold_memory::{Frames, HUGE_PAGE};
 use twofold_stage2::arm64::{Arm64, IdentityMap};
@@ -78,6 +86,7 @@ use twofold_vmm::balance::Need;
 use twofold_vmm::config::{self, Config};
 use twofold_vmm::guests::{self, SwapMemory};
 use twofold_vmm::memory_store::MemoryStore;
+use twofold_vmm::read_ahead::{self, ReadAhead};
 use twofold_vmm::scheduler::EntityId;
 
 use crate::granule::Memory;
@@ -104,6 +113,8 @@ pub struct Swap {
     /// Chooses the pages that leave. The task has it. A round of `Generations` looks at all RAM in one piece: with them, EL2 masked
     /// interrupts for 1.6 million instructions, where 20,000 are the most.
     hand: Mutex<Clock>,
+    /// Pages that the task reads ahead.
+    ahead: Mutex<ReadAhead>,
     /// N3: the task rests.
     rests: AtomicBool,
     /// What went wrong.
@@ -185,7 +196,8 @@ impl Swap {
         let platform = Arm64::new(unsafe { IdentityMap::new(MetadataMap::NONE) });
         let headroom = HEADROOM.min(settings.resident / PAGE / 8);
         let others = virtio::waiters(config.virtio_devices()) + TASKS;
-        let most = config.cpus as usize * PAGES_PER_VCPU + others + 2 * HEADROOM as usize;
+        let ahead = read_ahead::RANGES * read_ahead::MOST as usize;
+        let most = config.cpus as usize * PAGES_PER_VCPU + others + 2 * HEADROOM as usize + ahead;
         let kind = match settings.store {
             config::Store::Memory { .. } => {
                 Some(Kind::Memory(MemoryStore::new(platform, parts.0, most, timer::machine_time)))
@@ -212,6 +224,7 @@ impl Swap {
             task,
             arrivals: (0..config.cpus).map(|_| Arrivals::new()).collect(),
             hand: Mutex::new(Clock::new()),
+            ahead: Mutex::new(ReadAhead::new()),
             rests: AtomicBool::new(false),
             causes: Mutex::default(),
             disk,
@@ -248,7 +261,7 @@ impl Swap {
     pub(crate) fn need(&self, memory: &Memory) -> Option<Need> {
         let Shared { share, least, most, headroom } = self.shared?;
         let usage = memory.frame_use();
-        let [_, reads, _] = self.store.counts();
+        let [_, reads, ..] = self.store.counts();
         Some(Need { share, least, most, limit: usage.limit, taken: usage.data, headroom, reads })
     }
 
@@ -350,9 +363,16 @@ impl Swap {
         }
     }
 
+    /// A1: a vCPU has asked for this page.
+    pub(crate) fn asked(&self, page: Ipa) {
+        if self.store.takes_time() && self.ahead.lock().wanted(page) {
+            schedule::wake(self.task);
+        }
+    }
+
     /// A piece of the task's work.
     pub(crate) fn work(&self, memory: &Memory) -> Progress {
-        if self.store.end_next(memory) {
+        if self.store.end_next(memory) || self.read_ahead(memory) {
             return Progress::More;
         }
         let wanted = memory.wants_frames();
@@ -375,6 +395,15 @@ impl Swap {
                 Progress::Finished
             }
         }
+    }
+
+    /// A2. Returns whether there was a page to look at.
+    fn read_ahead(&self, memory: &Memory) -> bool {
+        let Some(page) = self.ahead.lock().take() else { return false };
+        if self.store.read_ahead(memory, page) == Err(NotBegun::NoFrame) {
+            self.ahead.lock().forget();
+        }
+        true
     }
 
     /// N2 and N3. Returns whether the task's rest is over.

@@ -23,6 +23,7 @@
 //! | [`switch`] | a network between guests: bounded queues, and addresses that no other card can take |
 //! | [`memory_store`] | a store for a guest's pages in the machine's memory, with a stated delay |
 //! | [`places`] | which places of a page store are free |
+//! | [`read_ahead`] | which absent pages are read before the guest asks for them |
 //! | [`refusals`] | calls that were refused, the first few with reasons |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -48,6 +49,7 @@ pub mod name;
 pub mod places;
 pub mod power;
 pub mod program;
+pub mod read_ahead;
 pub mod refusals;
 pub mod restart;
 pub mod saved;

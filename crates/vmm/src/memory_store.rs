@@ -73,6 +73,16 @@ impl<P: Platform> MemoryStore<P> {
         self.delay.swap(delay, Ordering::Relaxed)
     }
 
+    /// Whether transfers take any time.
+    pub fn takes_time(&self) -> bool {
+        self.delay.load(Ordering::Relaxed) > 0
+    }
+
+    /// The place where this page is, unless that had another owner when the page left.
+    pub fn home(&self, page: Ipa) -> Place {
+        self.state.lock(&self.platform).places.home(page)
+    }
+
     /// When the next transfer ends; `None` if none is on its way.
     pub fn next_end(&self) -> Option<u64> {
         Some(self.first.load(Ordering::Acquire)).filter(|end| *end != NEVER)
@@ -153,8 +163,8 @@ impl<P: Platform> MemoryStore<P> {
 }
 
 impl<P: Platform + Send + Sync> PageStore for MemoryStore<P> {
-    fn place(&self, _: Ipa) -> Option<Place> {
-        self.state.lock(&self.platform).places.take()
+    fn place(&self, page: Ipa) -> Option<Place> {
+        self.state.lock(&self.platform).places.take(page)
     }
 
     fn write(&self, memory: &dyn Completions, request: WriteRequest) {

@@ -28,7 +28,7 @@ const STORE: [Column; 5] = [
     Column("RESIDENT", 8, |guest| pages(guest, "pages.resident")),
     Column("WSS", 6, |guest| pages(guest, "pages.working_set")),
     Column("OUT/s", 7, |guest| short(guest.sum(&["swap.pages_out"]))),
-    Column("IN/s", 7, |guest| short(guest.sum(&["swap.pages_read"]))),
+    Column("IN/s", 7, |guest| short(guest.sum(&["swap.pages_read", "swap.pages_ahead"]))),
     Column("WAIT", 6, |guest| share(guest.share("swap.waited"))),
 ];
 const OTHERS: [Column; 14] = [
@@ -200,7 +200,8 @@ mod tests {
                 ("pages.resident", 3584),
                 ("pages.working_set", 20_000),
                 ("swap.pages_out", out),
-                ("swap.pages_read", 7),
+                ("swap.pages_read", 7 + out / 20),
+                ("swap.pages_ahead", out / 20),
                 ("swap.waited", waited),
             ];
             sample.guests[0].figures.extend(figures.map(|(key, value)| (key.to_owned(), value)));
@@ -211,7 +212,7 @@ mod tests {
         let text = terminal.backend().to_string();
         for line in [
             "GUEST STATE     CPU % STOLEN MEMORY RESIDENT    WSS   OUT/s    IN/s   WAIT",
-            "web   running     0.2      -   512M      14M    78M     200       0   50.0",
+            "web   running     0.2      -   512M      14M    78M     200      20   50.0",
             "db    stopped     0.0      -   512M        -      -       -       -      -",
         ] {
             assert!(text.contains(line), "{line}:\n{text}");

@@ -125,6 +125,11 @@ impl DiskStore {
         true
     }
 
+    /// The place where this page is, unless that had another owner when the page left.
+    pub(super) fn home(&self, page: Ipa) -> Place {
+        self.state.lock().places.home(page)
+    }
+
     /// How many places hold a page, or are about to.
     pub(super) fn taken(&self) -> u64 {
         self.state.lock().places.taken()
@@ -210,8 +215,8 @@ impl Flight {
 }
 
 impl PageStore for DiskStore {
-    fn place(&self, _: Ipa) -> Option<Place> {
-        self.state.lock().places.take()
+    fn place(&self, page: Ipa) -> Option<Place> {
+        self.state.lock().places.take(page)
     }
 
     fn write(&self, memory: &dyn Completions, request: WriteRequest) {

@@ -50,8 +50,17 @@ pub struct Figures {
 }
 
 /// Those that count up.
-const COUNTS: [&str; 8] =
-    ["pages_out", "pages_written", "pages_read", "written_by_faults", "waits", "waited", "announced", "granted"];
+const COUNTS: [&str; 9] = [
+    "pages_out",
+    "pages_written",
+    "pages_read",
+    "pages_ahead",
+    "written_by_faults",
+    "waits",
+    "waited",
+    "announced",
+    "granted",
+];
 /// Those that are so now.
 const NOW: [&str; 6] = ["resident", "limit", "share", "stored", "awaited", "absent"];
 /// A window is at least this part of a second.
@@ -84,7 +93,7 @@ impl Counts {
         share: u64,
         stored: u64,
         absent: u64,
-        [written, read, by_faults]: [u64; 3],
+        [written, read, ahead, by_faults]: [u64; 4],
     ) -> Figures {
         let sum = |of: &dyn Fn(&Waits) -> u64| self.waits.iter().map(of).sum::<u64>();
         let (time, usage) = (timer::machine_time(), memory.frame_use());
@@ -94,6 +103,7 @@ impl Counts {
                 get(&self.out),
                 written,
                 read,
+                ahead,
                 by_faults,
                 waits,
                 sum(&|one| one.ticks(time)),

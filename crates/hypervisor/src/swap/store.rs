@@ -5,7 +5,7 @@
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, WriteRequest};
+use twofold_memory::swap::{Completions, NotBegun, PageStore, Place, ReadRequest, StoreError, Unasked, WriteRequest};
 use twofold_migration::postcopy::is_at_peer;
 use twofold_stage2::Ipa;
 use twofold_stage2::arm64::{Arm64, IdentityMap};
@@ -14,6 +14,7 @@ use twofold_vmm::memory_store::MemoryStore;
 use super::disk_store::DiskStore;
 use super::peer;
 use crate::cpus;
+use crate::granule::Memory;
 
 /// A guest's store.
 pub struct Store {
@@ -25,12 +26,13 @@ pub struct Store {
     leaving_on: AtomicUsize,
 }
 
-/// Pages that the store was asked to write, and to read. A page that leaves without a write, because it is zero or its copy is
-/// good, is in neither.
+/// Pages that the store was asked to write, to read, and to read ahead. A page that leaves without a write, because it is zero or its copy is
+/// good, is in none of them.
 #[derive(Default)]
 struct Counts {
     written: AtomicU64,
     read: AtomicU64,
+    ahead: AtomicU64,
     /// Those of `written` that the CPU was asked to write while it did something else, such as to handle a fault. Always 0.
     written_by_faults: AtomicU64,
 }
@@ -75,10 +77,36 @@ impl Store {
         result
     }
 
-    /// Pages that it was asked to write, to read, and to write by something other than the guest's task.
-    pub(super) fn counts(&self) -> [u64; 3] {
-        [&self.counts.written, &self.counts.read, &self.counts.written_by_faults]
-            .map(|count| count.load(Ordering::Relaxed))
+    /// Pages that it was asked to write, to read, to read ahead, and to write by something other than the guest's task.
+    pub(super) fn counts(&self) -> [u64; 4] {
+        let Counts { written, read, ahead, written_by_faults } = &self.counts;
+        [written, read, ahead, written_by_faults].map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Whether a vCPU waits for what is read from here.
+    pub(super) fn takes_time(&self) -> bool {
+        match &self.kind {
+            Some(Kind::Memory(store)) => store.takes_time(),
+            Some(Kind::Disk(_)) => true,
+            None => false,
+        }
+    }
+
+    /// Begins to read a page that the guest has not asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`NotBegun`]: it is not absent, or not at its home, or there is no frame for it.
+    pub(super) fn read_ahead(&self, memory: &Memory, page: Ipa) -> Result<(), NotBegun> {
+        let (store, home): (&dyn PageStore, _) = match &self.kind {
+            Some(Kind::Memory(store)) => (store, store.home(page)),
+            Some(Kind::Disk(store)) => (&**store, store.home(page)),
+            None => return Err(NotBegun::Elsewhere),
+        };
+        let request = memory.begin_read(page, home, Unasked::Ahead)?;
+        self.counts.ahead.fetch_add(1, Ordering::Relaxed);
+        store.read(memory, request);
+        Ok(())
     }
 
     /// Places that hold a page, or are about to.

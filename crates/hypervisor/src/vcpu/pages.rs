@@ -226,6 +226,7 @@ impl Host for Around<'_> {
             let _stale = self.swap.arrivals(self.index).complete(ticket, Arrival::Failed);
         }
         cpus::will_look(false);
+        self.swap.asked(absent.page);
     }
 
     fn cancel(&mut self, ticket: Ticket) {

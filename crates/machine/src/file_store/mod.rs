@@ -33,7 +33,6 @@ mod options;
 mod packed;
 mod places;
 mod serve;
-mod streams;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -41,13 +40,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::fs::{FallocateFlags, fallocate};
-use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, Unasked, WriteRequest};
+use twofold_memory::swap::{Completions, PageStore, Place, ReadRequest, StoreError, Streams, Unasked, WriteRequest};
 use twofold_stage2::Ipa;
 
 pub use options::{FileStoreCounts, FileStoreError, FileStoreOptions};
 use packed::PAGE;
 use places::Places;
-use streams::Streams;
 
 /// Errors that are kept.
 const ERRORS: usize = 64;
@@ -221,7 +219,7 @@ impl PageStore for FileStore {
         let neighbours = {
             let mut state = self.lock();
             let most = self.options.read_ahead.min(self.options.cluster);
-            let window = state.streams.window(request.page(), most);
+            let window = state.streams.window(request.page(), most as u64);
             state.places.behind(request.page(), window - 1)
         };
         let mut requests = vec![request];

@@ -172,8 +172,8 @@ impl Places {
     }
 
     /// The places of the pages behind `page`, up to `count` pages away.
-    pub(super) fn behind(&self, page: Ipa, count: usize) -> Vec<(Ipa, Place)> {
-        let (Some(first), Some(end)) = (page.checked_add(4096), page.checked_add((count as u64 + 1) * 4096)) else {
+    pub(super) fn behind(&self, page: Ipa, count: u64) -> Vec<(Ipa, Place)> {
+        let (Some(first), Some(end)) = (page.checked_add(4096), page.checked_add((count + 1) * 4096)) else {
             return Vec::new();
         };
         self.pages.range(first..end).map(|(page, place)| (*page, *place)).collect()

@@ -185,6 +185,7 @@ pub(crate) mod single;
 pub(crate) mod state;
 pub(crate) mod store;
 mod store_error;
+mod streams;
 mod unasked;
 mod waiters;
 
@@ -202,5 +203,6 @@ pub use refaults::{Refaults, WorkingSet};
 pub use state::SwapOptions;
 pub use store::{Completions, Failure, Notify, Operation, PageStore, Place, ReadRequest, WriteRequest};
 pub use store_error::StoreError;
+pub use streams::Streams;
 pub use unasked::{NotBegun, Unasked};
 pub use waiters::Waiter;

@@ -82,6 +82,16 @@ pub fn faults_submit_no_write(machines: &Machines) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// At its end the guest goes over its array page by page. It asks for few pages, and the task reads the others.
+pub fn pages_are_read_ahead(machines: &Machines) -> anyhow::Result<()> {
+    let outcome = run(machines, Mode::Off, 1, 1)?;
+    let stat = |key: &str| outcome.control.report.get(key).with_context(|| format!("no figure {key}"));
+    let (read, ahead) = (stat("swap.pages_read")?, stat("swap.pages_ahead")?);
+    output::remark(&format!("{read} pages read, {ahead} ahead of the guest"));
+    ensure!(ahead > 4 * read, "{ahead} pages were read ahead, and {read} when the guest needed them");
+    Ok(())
+}
+
 fn run(machines: &Machines, mode: Mode, faulters: u64, workers: u64) -> anyhow::Result<Outcome> {
     let program = format!("bm={MILLISECONDS} faulters={faulters} workers={workers} size=56M");
     let swap = Swap { resident: 14 << 20, store: Store::Memory(PAGE_IN), mode };

@@ -60,6 +60,7 @@ const TESTS: &[Test] = &[
     ("measures::work_during_page_ins", Depth::Full, measures::work_during_page_ins),
     ("measures::interrupts_during_page_ins", Depth::Full, measures::interrupts_during_page_ins),
     ("measures::faults_submit_no_write", Depth::Full, measures::faults_submit_no_write),
+    ("measures::pages_are_read_ahead", Depth::Quick, measures::pages_are_read_ahead),
     ("pages::linux_on_a_disk", Depth::Quick, |machines| pages::linux_on_a_disk(machines, Mode::Halt, 2)),
     ("pages::linux_off_on_1_vcpu", Depth::Full, |machines| pages::linux(machines, Mode::Off, 1)),
     ("pages::linux_off_on_2_vcpus", Depth::Full, |machines| pages::linux(machines, Mode::Off, 2)),
