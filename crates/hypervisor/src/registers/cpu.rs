@@ -62,11 +62,6 @@ impl Cpu {
         cpu
     }
 
-    /// FEAT_SVE.
-    pub fn has_sve(&self) -> bool {
-        id_field(self.id_aa64pfr0, 32) != 0
-    }
-
     /// FEAT_SME.
     pub fn has_sme(&self) -> bool {
         id_field(self.id_aa64pfr1, 24) != 0
