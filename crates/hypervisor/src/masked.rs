@@ -11,7 +11,7 @@
 //!
 //! [`interrupt_is_pending`]: twofold_stage2::Platform::interrupt_is_pending
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use spin::Once;
 
@@ -23,7 +23,8 @@ pub struct Looks {
     last: AtomicU64,
     /// The most instructions between two of them.
     longest: AtomicU64,
-    count: AtomicU64,
+    /// Whether this CPU has looked during the present exit.
+    has_looked: AtomicBool,
 }
 
 /// The looks of one exit.
@@ -46,7 +47,7 @@ impl Looks {
             first: AtomicU64::new(0),
             last: AtomicU64::new(0),
             longest: AtomicU64::new(0),
-            count: AtomicU64::new(0),
+            has_looked: AtomicBool::new(false),
         }
     }
 
@@ -70,23 +71,22 @@ impl Looks {
     }
 
     fn note(&self, now: u64, mask: u64) {
-        let count = self.count.load(Ordering::Relaxed);
-        if count == 0 {
-            self.first.store(now, Ordering::Relaxed);
-        } else {
+        if self.has_looked.load(Ordering::Relaxed) {
             let since = now.wrapping_sub(self.last.load(Ordering::Relaxed)) & mask;
             self.longest.store(self.longest.load(Ordering::Relaxed).max(since), Ordering::Relaxed);
+        } else {
+            self.first.store(now, Ordering::Relaxed);
+            self.has_looked.store(true, Ordering::Relaxed);
         }
         self.last.store(now, Ordering::Relaxed);
-        self.count.store(count + 1, Ordering::Relaxed);
     }
 
     /// The looks since the last call, if there were any.
     pub fn take(&self) -> Option<Seen> {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if !self.has_looked.load(Ordering::Relaxed) {
             return None;
         }
-        self.count.store(0, Ordering::Relaxed);
+        self.has_looked.store(false, Ordering::Relaxed);
         let longest = self.longest.load(Ordering::Relaxed);
         self.longest.store(0, Ordering::Relaxed);
         Some(Seen { first: self.first.load(Ordering::Relaxed), last: self.last.load(Ordering::Relaxed), longest })

@@ -36,5 +36,6 @@ fn the_longest_time_between_two_looks_is_kept() {
     assert_eq!(look_at(&looks, &[2000, 2001]), Some(Seen { first: 2000, last: 2001, longest: 1 }), "of this exit only");
     let wraps = [u32::MAX.into(), 9];
     assert_eq!(look_at(&looks, &wraps), Some(Seen { first: wraps[0], last: 9, longest: 10 }), "the counter wraps");
+    assert_eq!(look_at(&looks, &[9]), Some(Seen { first: 9, last: 9, longest: 0 }), "one look, after an exit with two");
     assert_eq!(looks.take(), None);
 }
