@@ -4,7 +4,7 @@
 use crate::registers::Cpu;
 use crate::sysreg::id_field;
 
-/// The groups that a CPU has. A group is one test of one bit in the switch.
+/// The groups that a CPU has beside [`Group::ALWAYS`]. A group is one test of one bit in the switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Has(u128);
 
@@ -45,7 +45,6 @@ impl Has {
     /// The groups of a CPU with these ID registers.
     pub fn of(cpu: &Cpu) -> Self {
         let mut has = Self::default();
-        has.add(Group::ALWAYS, true);
         has.add(Group::PAUTH, cpu.has_pauth());
         has.add(Group::SCXTNUM, cpu.has_scxtnum());
         has.add(Group::RAS, cpu.has_ras());
@@ -57,9 +56,9 @@ impl Has {
         has.add(Group::GIC, cpu.has_gic_registers());
         // ID_AA64DFR0_EL1.BRPs and WRPs: both are one less than the number. FEAT_Debugv8p9 has more than 16, of which
         // the guest sees 16.
-        let [breakpoints, watchpoints] = [12, 20].map(|low| id_field(cpu.id_aa64dfr0, low));
-        (0..16).for_each(|n| has.add(Group::breakpoint(n), u64::from(n) <= breakpoints));
-        (0..16).for_each(|n| has.add(Group::watchpoint(n), u64::from(n) <= watchpoints));
+        let [breakpoints, watchpoints] = [12, 20].map(|low| id_field(cpu.id_aa64dfr0, low) as u32);
+        (0..=breakpoints).for_each(|n| has.add(Group::breakpoint(n), true));
+        (0..=watchpoints).for_each(|n| has.add(Group::watchpoint(n), true));
         has
     }
 

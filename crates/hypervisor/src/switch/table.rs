@@ -343,7 +343,8 @@ pub fn find(encoding: u16) -> Option<usize> {
 /// Reads `S3_0_C13_C0_4` as 16 bits: op0 in the upper two, then op1, CRn, CRm and op2.
 pub const fn encoding(text: &str) -> u16 {
     const WIDTHS: [u32; 5] = [2, 3, 4, 4, 3];
-    let (bytes, mut at) = (text.as_bytes(), 0);
+    // The first byte is the S.
+    let (bytes, mut at) = (text.as_bytes(), 1);
     let (mut all, mut field, mut number) = (0, 0, 0);
     while at <= bytes.len() {
         if at < bytes.len() && bytes[at].is_ascii_digit() {
