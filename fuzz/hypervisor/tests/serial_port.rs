@@ -3,11 +3,13 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use twofold_fuzz_hypervisor::serial_port::shared::{Registers, SharedMemory};
+use twofold_fuzz_hypervisor::serial_port::wire;
 use twofold_fuzz_hypervisor::serial_port::{
     DeviceError, MEMORY_SIZE, QueueError, SEND_MAX, SIZE, SendError, SerialPort, SetUpError, TooSmall,
 };
@@ -40,6 +42,8 @@ struct Device {
     ports: u32,
     queue_max: u32,
     refuses: bool,
+    /// It never completes a reset.
+    hangs: bool,
     /// The device looks at its queues whenever the driver does something, as on another CPU, and wants no notifications.
     eager: bool,
     /// It returns buffers in the other order.
@@ -74,6 +78,7 @@ impl Device {
             ports: 31,
             queue_max: 128,
             refuses: false,
+            hangs: false,
             eager: false,
             reverses: false,
             messages: VecDeque::new(),
@@ -106,13 +111,14 @@ impl Device {
 
     fn status(&mut self, value: u32) {
         if value == 0 {
-            self.status = 0;
+            self.status = self.hangs.into();
             self.queues = vec![Queue::default(); QUEUES];
             (self.guest_open, self.interrupt) = (false, false);
             self.messages.clear();
             return;
         }
         assert_eq!(self.status & !value, 0, "a driver clears no bit");
+        assert_eq!((value & !self.status).count_ones(), 1, "a driver sets one bit after the other: {value:#x}");
         if value & 8 != 0 && self.status & 8 == 0 {
             assert_eq!(value & 4, 0, "features first");
             if self.refuses {
@@ -155,10 +161,14 @@ impl Device {
             }
             0x50 => {
                 assert!(self.status & 4 != 0, "a notification before DRIVER_OK");
+                assert!(!self.eager, "a notification that the device does not want");
                 self.queues[value as usize].notified = true;
                 self.notifications.push(value);
             }
-            0x64 => self.interrupt &= value & 1 == 0,
+            0x64 => {
+                assert_eq!((value, self.interrupt), (1, true), "an interrupt that the device did not raise");
+                self.interrupt = false;
+            }
             0x70 => self.status(value),
             0x80..0xb0 => {
                 let index = (offset - 0x80) / 0x10;
@@ -182,7 +192,8 @@ impl Device {
             return;
         }
         assert_eq!((descriptors % 16, driver % 2, device % 4, size.is_power_of_two()), (0, 0, 0, true));
-        self.set(device, self.eager.into(), 2);
+        // A driver ignores the other bits.
+        self.set(device, if self.eager { 1 } else { !1 }, 2);
         let index = self.number(driver + 2, 2) as u16;
         assert!(index.wrapping_sub(seen) <= size, "more buffers than descriptors");
         for entry in 0..index.wrapping_sub(seen) {
@@ -236,7 +247,19 @@ impl Device {
             index += 1;
         }
         self.set(device + 2, index & 0xffff, 2);
-        self.interrupt |= self.number(driver, 2) & 1 == 0;
+        let flags = self.number(driver, 2);
+        assert!(flags <= 1, "queue {number}: flags {flags:#x} of the available ring");
+        self.interrupt |= flags == 0;
+    }
+
+    /// The parts of the shared memory that a queue has now: its rings, and the buffers that the driver has filled or
+    /// lent.
+    fn parts(&self, number: usize) -> Vec<Range<u64>> {
+        let Queue { size, addresses: [descriptors, driver, device], .. } = self.queues[number];
+        let size = u64::from(size);
+        let rings = [(descriptors, 16 * size), (driver, 6 + 2 * size), (device, 6 + 8 * size)];
+        let buffers = (0..size).map(|id| descriptors + 16 * id).map(|at| (self.number(at, 8), self.number(at + 8, 4)));
+        rings.into_iter().chain(buffers).map(|(start, size)| start..start + size).collect()
     }
 
     fn step(&mut self) {
@@ -292,6 +315,14 @@ impl Device {
         self.queues[5].held.rotate_right(lengths.len());
         if !lengths.is_empty() {
             self.give_back(5, &lengths);
+        }
+    }
+
+    /// Says this often, at once, that there is port 1.
+    fn add_port(&mut self, times: u16) {
+        self.look(2);
+        for _ in 0..times {
+            assert!(self.put(2, &[1, 0, 0, 0, 1, 0, 0, 0]));
         }
     }
 
@@ -525,6 +556,7 @@ fn the_port_opens_as_qemu_opens_it() {
     device.settle(&mut port);
     assert!(port.is_open());
     assert_eq!(port.send(&[0; SEND_MAX + 1]), Err(SendError::TooLong(SEND_MAX + 1)));
+    assert_eq!(port.send(b""), Ok(()), "nothing to send");
     port.send(b"one").unwrap();
     device.0.borrow_mut().open(false);
     device.settle(&mut port);
@@ -570,6 +602,91 @@ fn a_storm_of_messages_is_answered_in_full() {
     assert_eq!(device.0.borrow().ready, 1 + 100);
 }
 
+/// Each event is answered by two messages. The device returns the buffers of messages only once it has all of them.
+#[test]
+fn as_many_events_are_answered_as_there_is_room_for() {
+    let device = Shared::new(|_| ());
+    let mut port = device.set_up().unwrap();
+    device.settle(&mut port);
+    device.0.borrow_mut().mute = true;
+    for round in 0..3 {
+        device.0.borrow_mut().add_port(SIZE / 2);
+        port.poll().unwrap();
+        let mut model = device.0.borrow_mut();
+        model.look(3);
+        assert_eq!(model.queues[3].held.len(), usize::from(SIZE), "round {round}");
+        model.give_back(3, &[0; SIZE as usize]);
+    }
+}
+
+/// All buffers are in use at once: a whole one for each send, and one for each message.
+#[test]
+fn no_two_queues_share_memory() {
+    let device = Shared::new(|device| device.host_open = true);
+    let mut port = device.set_up().unwrap();
+    device.settle(&mut port);
+    for _ in 0..SIZE {
+        assert_eq!(port.send(&[0; SEND_MAX]), Ok(()));
+    }
+    device.0.borrow_mut().add_port(SIZE / 2);
+    port.poll().unwrap();
+    let mut parts: Vec<_> = (2..QUEUES).flat_map(|number| device.0.borrow().parts(number)).collect();
+    assert!(parts.iter().all(|part| !part.is_empty() && part.start >= BASE && part.end <= BASE + MEMORY_SIZE as u64));
+    parts.sort_by_key(|part| part.start);
+    for pair in parts.windows(2) {
+        assert!(pair[0].end <= pair[1].start, "{pair:x?}");
+    }
+}
+
+#[test]
+fn the_queues_of_a_port_have_virtios_numbers() {
+    // Virtio 1.2, 5.3.2: queues 2 and 3 are for control.
+    assert_eq!([0, 1, 2, 30].map(wire::input_queue), [0, 4, 6, 62]);
+}
+
+/// A notification is an exit to the host.
+#[test]
+fn a_receive_gives_notice_only_of_buffers() {
+    let device = Shared::new(|_| ());
+    let mut port = device.set_up().unwrap();
+    device.settle(&mut port);
+    let mut receive = |count: usize, expected: Result<usize, DeviceError>, notices: usize| {
+        device.0.borrow_mut().notifications.clear();
+        assert_eq!(port.receive(&mut vec![0; count]), expected);
+        assert_eq!(device.0.borrow().notifications, vec![4; notices], "after {count} bytes");
+    };
+    receive(10, Ok(0), 0);
+    assert!(device.0.borrow_mut().put(4, &[0; 10]));
+    receive(4, Ok(4), 0);
+    receive(10, Ok(6), 1);
+}
+
+#[test]
+fn a_receive_takes_the_bytes_of_all_buffers() {
+    let device = Shared::new(|_| ());
+    let mut port = device.set_up().unwrap();
+    device.settle(&mut port);
+    (0..SIZE as u8).for_each(|byte| assert!(device.0.borrow_mut().put(4, &[byte])));
+    let mut bytes = [0xff; 20];
+    assert_eq!(port.receive(&mut bytes), Ok(SIZE.into()));
+    assert!(bytes[..SIZE.into()].iter().copied().eq(0..SIZE as u8));
+}
+
+/// A caller that has what it wants does not lose it to a lie about what comes next.
+#[test]
+fn a_receive_looks_at_no_buffer_that_it_does_not_need() {
+    let device = Shared::new(|_| ());
+    let mut port = device.set_up().unwrap();
+    device.settle(&mut port);
+    let mut model = device.0.borrow_mut();
+    assert!(model.put(4, b"good"));
+    model.give_back(4, &[1025]);
+    drop(model);
+    assert_eq!(port.receive(&mut [0; 4]), Ok(4));
+    let lie = QueueError::Length { queue: 4, length: 1025, buffer: 1024 };
+    assert_eq!(port.receive(&mut [0; 4]), Err(DeviceError::Queue(lie)));
+}
+
 /// A byte sent costs no interrupt while there is room.
 #[test]
 fn what_was_sent_comes_back_without_an_interrupt() {
@@ -581,6 +698,12 @@ fn what_was_sent_comes_back_without_an_interrupt() {
         device.0.borrow_mut().step();
         assert!(!device.0.borrow().interrupt);
     }
+    // No send waits for room after the last of these.
+    for _ in 0..SIZE {
+        port.send(b"x").unwrap();
+    }
+    device.0.borrow_mut().step();
+    assert!(!device.0.borrow().interrupt);
     device.0.borrow_mut().room = 0;
     assert_eq!(port.unsent(), Ok(0));
     while port.send(b"x").is_ok() {}
@@ -624,6 +747,18 @@ fn what_cannot_be_driven_is_refused_by_name_and_left_reset() {
 }
 
 #[test]
+fn a_device_that_does_not_complete_its_reset_is_refused() {
+    let device = Shared::new(|device| device.hangs = true);
+    assert_eq!(device.set_up().err(), Some(SetUpError::Reset));
+}
+
+#[test]
+fn a_queue_of_just_the_size_is_enough() {
+    let device = Shared::new(|device| device.queue_max = SIZE.into());
+    assert!(device.set_up().is_ok());
+}
+
+#[test]
 fn a_dropped_driver_leaves_a_reset_device() {
     let device = Shared::new(|_| ());
     let port = device.set_up().unwrap();
@@ -659,6 +794,21 @@ fn lies_have_names() {
     assert_eq!(lie(4, 8, 1025, 4), queue(QueueError::Length { queue: 4, length: 1025, buffer: 1024 }));
     assert_eq!(lie(2, 8, 7, 4), DeviceError::Message(7));
     assert_eq!(lie(5, 4, 3, 4), queue(QueueError::Index { queue: 5, returned: 1, lent: 0 }));
+}
+
+#[test]
+fn a_buffer_that_is_not_lent_cannot_come_back() {
+    let device = Shared::new(|device| device.host_open = true);
+    let mut port = device.set_up().unwrap();
+    device.settle(&mut port);
+    port.send(b"x").unwrap();
+    let mut model = device.0.borrow_mut();
+    model.look(5);
+    let id = model.queues[5].held[0] + 1;
+    model.queues[5].held[0] = id;
+    model.give_back(5, &[0]);
+    drop(model);
+    assert_eq!(port.poll(), Err(DeviceError::Queue(QueueError::Buffer { queue: 5, id: id.into() })));
 }
 
 #[test]

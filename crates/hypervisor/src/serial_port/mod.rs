@@ -36,14 +36,15 @@ pub const PORT: u16 = 1;
 /// The most bytes of one send.
 pub const SEND_MAX: usize = 2048;
 /// Bytes of memory that the driver shares with the device.
-pub const MEMORY_SIZE: usize = OUTPUT_AT + queue::bytes(SEND_MAX);
+pub const MEMORY_SIZE: usize = queue::bytes(CONTROL_IN_BUFFER)
+    + queue::bytes(CONTROL_OUT_BUFFER)
+    + queue::bytes(INPUT_BUFFER)
+    + queue::bytes(SEND_MAX);
 
-const INPUT_BUFFER: usize = 1024;
 /// A message, and a port's name behind it.
-const CONTROL_BUFFER: usize = 128;
-const CONTROL_OUT_AT: usize = queue::bytes(CONTROL_BUFFER);
-const INPUT_AT: usize = 2 * CONTROL_OUT_AT;
-const OUTPUT_AT: usize = INPUT_AT + queue::bytes(INPUT_BUFFER);
+const CONTROL_IN_BUFFER: usize = 128;
+const CONTROL_OUT_BUFFER: usize = size_of::<Control>();
+const INPUT_BUFFER: usize = 1024;
 /// Reads of the status until a reset is complete.
 const RESET_READS: u32 = 1 << 16;
 
@@ -363,13 +364,16 @@ fn negotiate(registers: &mut impl Registers) -> Result<(), SetUpError> {
 }
 
 fn queues(registers: &mut impl Registers, memory: &mut impl SharedMemory) -> Result<[Queue; 4], SetUpError> {
-    let input = wire::input_queue(PORT);
-    let mut queue =
-        |number, at, buffer, to_driver| Queue::set_up(number, at, buffer, to_driver, &mut *registers, &mut *memory);
+    let (input, mut end) = (wire::input_queue(PORT), 0);
+    let mut queue = |number, buffer, to_driver| {
+        let at = end;
+        end += queue::bytes(buffer);
+        Queue::set_up(number, at, buffer, to_driver, &mut *registers, &mut *memory)
+    };
     Ok([
-        queue(wire::CONTROL_IN, 0, CONTROL_BUFFER, true)?,
-        queue(wire::CONTROL_IN + 1, CONTROL_OUT_AT, CONTROL_BUFFER, false)?,
-        queue(input, INPUT_AT, INPUT_BUFFER, true)?,
-        queue(input + 1, OUTPUT_AT, SEND_MAX, false)?,
+        queue(wire::CONTROL_IN, CONTROL_IN_BUFFER, true)?,
+        queue(wire::CONTROL_IN + 1, CONTROL_OUT_BUFFER, false)?,
+        queue(input, INPUT_BUFFER, true)?,
+        queue(input + 1, SEND_MAX, false)?,
     ])
 }

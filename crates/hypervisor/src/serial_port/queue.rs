@@ -31,9 +31,9 @@ const USED_INDEX: usize = USED + 2;
 const USED_RING: usize = USED + 4;
 const BUFFERS: usize = (USED_RING + SIZE as usize * size_of::<Used>() + 2).next_multiple_of(16);
 
-/// Bytes of a queue with buffers of this size.
+/// Bytes of a queue with buffers of this size: a multiple of 16, as `BUFFERS` and `SIZE` are.
 pub const fn bytes(buffer: usize) -> usize {
-    (BUFFERS + SIZE as usize * buffer).next_multiple_of(16)
+    BUFFERS + SIZE as usize * buffer
 }
 
 /// A queue.
@@ -205,7 +205,7 @@ impl Queue {
         if id >= SIZE.into() || self.in_flight & 1 << id == 0 {
             return Err(QueueError::Buffer { queue, id });
         }
-        if self.to_driver && length as usize > self.buffer {
+        if length as usize > self.buffer {
             return Err(QueueError::Length { queue, length, buffer: self.buffer });
         }
         self.used = self.used.wrapping_add(1);
