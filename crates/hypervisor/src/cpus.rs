@@ -76,13 +76,14 @@ pub fn looks() -> &'static Looks {
 
 /// Whether this CPU is about to look for what kicks the vCPU that it has loaded. Until it says otherwise,
 /// [`looks_at_kicks`] is so for it.
-pub(crate) fn will_look(will: bool) {
+pub fn will_look(will: bool) {
     this().will_look.store(will, Ordering::Relaxed);
 }
 
 /// Whether `cpu` is the calling CPU, and looks for what kicks its vCPU before the vCPU does anything else. So it need not
 /// interrupt itself.
-pub(crate) fn looks_at_kicks(cpu: usize) -> bool {
+#[must_use]
+pub fn looks_at_kicks(cpu: usize) -> bool {
     let this = this();
     this.will_look.load(Ordering::Relaxed) && this.index.load(Ordering::Relaxed) == cpu
 }

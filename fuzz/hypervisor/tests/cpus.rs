@@ -6,7 +6,7 @@ use std::iter;
 
 use twofold_abi::virt;
 use twofold_fuzz_hypervisor::board::Board;
-use twofold_fuzz_hypervisor::cpus::{StartError, is_guard, stacks, start};
+use twofold_fuzz_hypervisor::cpus::{StartError, is_guard, looks_at_kicks, stacks, start, will_look};
 use twofold_fuzz_hypervisor::power::{Conduit, UNKNOWN_CPU};
 use twofold_fuzz_hypervisor::{Done, done, faked, guards};
 
@@ -43,6 +43,20 @@ fn a_cpu_that_is_not_there_is_refused() {
     assert_eq!(done(), []);
     let error = StartError::Firmware(1, smccc::psci::Error::InvalidParameters);
     assert_eq!(start(&board(&[0, UNKNOWN_CPU]), 1, |_| ()), Err(error));
+}
+
+/// A kick of another CPU, or of one that does not look, needs an interrupt.
+#[test]
+fn a_cpu_looks_for_its_own_kicks_and_only_while_it_says_so() {
+    const CPU: usize = 2;
+    start(&board(&[0, 0x100, 0x200]), CPU, |_| ()).unwrap();
+    let emergency_guard = guards()[2 * CPU + 1].clone();
+    faked::set("TPIDR_EL2", emergency_guard.end + (16 << 10));
+    assert!(!looks_at_kicks(CPU));
+    will_look(true);
+    assert_eq!([0, 1, CPU].map(looks_at_kicks), [false, false, true]);
+    will_look(false);
+    assert!(!looks_at_kicks(CPU));
 }
 
 /// A CPU's area: a guard page, 64 KiB of stack, a guard page, 16 KiB of emergency stack, the `Cpu`.
