@@ -33,6 +33,19 @@ fn field(guest: &GuestCpu, register: &str, name: &str) -> u64 {
 }
 
 #[test]
+fn a_cpu_that_does_not_exist_differs_in_one_field() {
+    let read = |bits| {
+        faked::reset();
+        faked::set("S3_0_C0_C6_0", bits);
+        IdValues::read()
+    };
+    for (before, field, after) in [(u64::MAX, 0, !0xf0), (u64::MAX, 5, !0xa0), (0, 0xf, 0xf0), (0x123, 4, 0x143)] {
+        assert_eq!(read(before).with("ID_AA64ISAR0_EL1", 4, field), read(after), "{before:#x} with {field}");
+    }
+    faked::reset();
+}
+
+#[test]
 fn no_field_is_shown_that_the_table_does_not_name() {
     let all = GuestCpu::new(&cpu(u64::MAX));
     for row in TABLE {
@@ -167,6 +180,23 @@ fn the_id_space_answers_reads_alone() {
     for other in [[3, 0, 0, 0, 0], [3, 0, 0, 8, 0], [3, 1, 0, 4, 0], [2, 0, 0, 4, 0], [3, 0, 1, 4, 0]] {
         assert_eq!(answer(other, true, 4), None, "{other:?}");
     }
+}
+
+#[test]
+fn a_register_is_named_by_its_place() {
+    for row in TABLE {
+        assert_eq!(GuestCpu::name(row.place), row.name);
+    }
+    assert_eq!(GuestCpu::name([0, 0]), "an ID register that is unknown here");
+}
+
+/// Arm ARM DDI 0487K.a, D23.2, ID_AA64ISAR0_EL1: RNDR is bits 63 to 60.
+#[test]
+fn a_guest_has_random_numbers_if_one_field_says_so() {
+    const ISAR0: &str = "ID_AA64ISAR0_EL1";
+    let has_random = |ids| GuestCpu::new(&ids).has_random();
+    assert!(has_random(cpu(0).with(ISAR0, 60, 1)));
+    assert!(!has_random(cpu(u64::MAX).with(ISAR0, 60, 0)));
 }
 
 #[test]

@@ -76,6 +76,26 @@ fn the_counter_is_the_guests_and_read_only() {
 }
 
 #[test]
+fn a_write_from_the_zero_register_writes_zero() {
+    let mut timer = PhysicalTimer::default();
+    write(&mut timer, CONTROL, 3, 0);
+    let from_zero = Access { encoding: CONTROL, rt: 31, is_read: false };
+    assert_eq!(timer.access(&from_zero, &mut [3; 31], 0), Some(true));
+    assert_eq!(timer.control(), 0);
+}
+
+/// A guest that comes from elsewhere brings its timer. Its control has ENABLE and IMASK; ISTATUS is hardware's.
+#[test]
+fn a_timer_from_elsewhere_has_what_a_guest_can_set() {
+    for control in 0..8 {
+        let timer = PhysicalTimer::with(77, control);
+        let values = timer.map(|timer| (timer.compare(), timer.control()));
+        assert_eq!(values, (control < 4).then_some((77, control)), "{control:#b}");
+    }
+    assert_eq!(PhysicalTimer::with(77, 1 << 63), None);
+}
+
+#[test]
 fn el2s_timer_is_on_only_with_a_time() {
     timer::arm(Some(77));
     assert_eq!((faked::read("CNTHP_CVAL_EL2"), faked::read("CNTHP_CTL_EL2")), (77, 1));
