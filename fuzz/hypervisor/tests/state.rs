@@ -107,6 +107,8 @@ fn a_pstate_outside_of_the_guest_is_refused() {
     }
     let error = with(PSTATE, 0x3c9).unwrap_err();
     assert_eq!(error, StateError::Impossible { name: "PSTATE", value: 0x3c9, bits: 9 });
+    let error = with(PSTATE, 1 << 5 | 0b0101).unwrap_err();
+    assert_eq!(error, StateError::Impossible { name: "PSTATE", value: 0b10_0101, bits: 1 << 5 }, "the mode is good");
     assert!(with(PC, u64::MAX).is_ok(), "a bad PC is the guest's own problem");
 }
 

@@ -264,6 +264,23 @@ fn what_a_guest_has_at_el2_is_loaded() {
     assert_eq!(read, [1 | 1 << 9 | 1 << 10 | 1 << 36 | 1 << 16, 2, 3, 9, 5]);
 }
 
+#[test]
+fn the_physical_counter_has_the_offset_where_a_cpu_has_one() {
+    const CNTPOFF: &str = "S3_4_C14_C0_6";
+    for (ecv, expected) in [(0, None), (1, None), (2, Some(5))] {
+        cpu_with_everything();
+        faked::set("ID_AA64MMFR0_EL1", ecv << 60);
+        let (last, mut state) = (LastVcpu::default(), State::new(0, 0));
+        // SAFETY: the registers are faked.
+        let mut cpu = unsafe { Switch::new(0) };
+        faked::take_written();
+        // SAFETY: the registers are faked.
+        unsafe { cpu.load(&mut state, &seat(&last, 0), || (), || ()) }.put();
+        let written = faked::take_written().into_iter().find(|(name, _)| *name == CNTPOFF);
+        assert_eq!(written.map(|(_, value)| value), expected, "ID_AA64MMFR0_EL1.ECV is {ecv}");
+    }
+}
+
 /// The places of these writes in a switch.
 fn order(written: &[(&str, u64)], name: &str) -> usize {
     written.iter().position(|(other, _)| *other == name).unwrap_or_else(|| panic!("{name} was not written"))
@@ -415,6 +432,7 @@ fn debug_registers_live_in_the_state() {
         "S2_0_C7_C14_6",
     ] {
         assert!(write(running, zero, 5));
+        assert_eq!(running.context().x[5], 5, "a write of {zero} changes no general register");
         assert_eq!(read(running, zero), Some(0), "{zero}");
     }
     // TRFCR_EL1, TTBR0_EL1, a list register, a trace register.
@@ -425,6 +443,22 @@ fn debug_registers_live_in_the_state() {
     // XZR reads as zero when it is written from.
     assert!(running.debug_register(&Access { rt: 31, ..access("S2_0_C0_C1_4", false) }));
     assert_eq!(read(running, "S2_0_C0_C1_4"), Some(0));
+}
+
+/// A debugger may set any bit of a state.
+#[test]
+fn breakpoints_are_loaded_by_one_bit() {
+    let (mdscr, value) = (encoding("S2_0_C0_C2_2"), encoding("S2_0_C0_C0_4"));
+    for (bits, expected) in [(MONITOR_EVENTS, 0x1234), (!MONITOR_EVENTS, 0)] {
+        cpu_with_everything();
+        let (last, mut state) = (LastVcpu::default(), State::new(0, 0));
+        assert!(state.set(mdscr, bits) && state.set(value, 0x1234));
+        // SAFETY: the registers are faked.
+        let mut cpu = unsafe { Switch::new(0) };
+        // SAFETY: the registers are faked.
+        unsafe { cpu.load(&mut state, &seat(&last, 0), || (), || ()) }.put();
+        assert_eq!(faked::read("S2_0_C0_C0_4"), expected, "DBGBVR0_EL1 where MDSCR_EL1 is {bits:#x}");
+    }
 }
 
 /// The names of the registers of EL1 and EL0, from an independent crate.
