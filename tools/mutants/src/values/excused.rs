@@ -461,6 +461,31 @@ const EXCUSED: &[Excused] = &[
     excused(EL2, "mdcr::TPMCR: 1 << 5 => a bit more", "bit 6 is TPM, which is set with it"),
     excused(EL2, "hcrx::TCR2EN: 1 << 14 => a bit more", "bit 15 is SCTLR2EN, which is always set"),
     excused(EL2, "mpam2::TRAP_MPAM1: 1 << 48 => a bit more", "bit 49 is TRAP_MPAM0, which is always set"),
+    excused(EL2, "el2::mdcr: 0x1f => 0x3f", "bit 5 is TPMCR, which is set with it"),
+    excused(MASKED, "Looks::none: 0 => 1", FIRST_LOOK),
+    excused(MASKED, "Looks::none: 0 => 1 #2", FIRST_LOOK),
+    excused(
+        MMIO,
+        "from_syndrome::STAGE_1_WALK: 1 << 7 => a bit more",
+        "bit 8 is MAINTENANCE, which is in the same mask",
+    ),
+    excused(
+        MMIO,
+        "from_syndrome::WRITE: 1 << 6 => a bit more",
+        "bit 7 is STAGE_1_WALK, which is clear in each access that is decoded",
+    ),
+    excused(SERIAL_PORT, "serial_port::RESET_READS: 1 << 16 => a bit more", PAUSE),
+    excused(SERIAL_PORT, "serial_port::reset: 0 => 1 #2", PAUSE),
+    excused(SERIAL_PORT, "SerialPort::poll: 0 => 1 #3", WHOLE_COPY),
+    excused(SERIAL_PORT, "serial_port::negotiate: 0 => 1", "bit 0 is none of the wanted features"),
+    excused(SERIAL_QUEUE, "Queue::take: 0 => 1 #2", WHOLE_COPY),
+    excused(SERIAL_QUEUE, "Queue::lend: 0 => 1 #2", "without the flag NEXT, a device ignores the field"),
+    excused(SERIAL_QUEUE, "Queue::want_interrupts: self.interrupts != wanted => true", SAME_VALUE),
+    excused(SWITCH, "LastVcpu::is_other: other => true", SAME_VALUE),
+    excused(SWITCH, "Switch::new: 0 => 1", "no guest has VMID 0, so the VTTBR_EL2 of each differs from both"),
+    excused(STATE, "State::from_records: 0 => 1", EACH_RECORD),
+    excused(STATE, "State::from_records: 0 => 1 #2", EACH_RECORD),
+    excused(SWITCH_TABLE, "table::encoding: 0 => 1", "the bit is shifted out of the 16 bits"),
     // Maps, passes, splits and unmaps.
     excused(MAP, "Stage2::map_to: !CacheMaintenance::new(self.features(), attributes).is_needed() => false", LONG_WAY),
     excused(MAP, "Stage2::map_to: location.entry == Descriptor::INVALID => true", LOOK),
@@ -596,6 +621,17 @@ const FOUND_ALONE: &str = "the search in the block finds the first page, whereve
 const ALIGNED_DOWN: &str = "leaving aligns the address down to its page";
 const NAME: &str = "the numbers have to differ and to rise, and no more";
 
+const FIRST_LOOK: &str = "the first look of each exit sets the value before it is read";
+const WHOLE_COPY: &str = "a copy from the shared memory overwrites each byte";
+const EACH_RECORD: &str = "records replace PC and x0, or the state is refused";
+
+const MASKED: &str = "crates/hypervisor/src/masked.rs";
+const MMIO: &str = "crates/hypervisor/src/mmio.rs";
+const SERIAL_PORT: &str = "crates/hypervisor/src/serial_port/mod.rs";
+const SERIAL_QUEUE: &str = "crates/hypervisor/src/serial_port/queue.rs";
+const SWITCH: &str = "crates/hypervisor/src/switch/cpu.rs";
+const STATE: &str = "crates/hypervisor/src/switch/state.rs";
+const SWITCH_TABLE: &str = "crates/hypervisor/src/switch/table.rs";
 const REGISTERS: &str = "crates/hypervisor/src/registers/mod.rs";
 const STAGE1: &str = "crates/hypervisor/src/stage1.rs";
 const TRANSLATE: &str = "crates/hypervisor/src/translate.rs";
