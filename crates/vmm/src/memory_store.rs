@@ -96,20 +96,16 @@ impl<P: Platform> MemoryStore<P> {
     /// Ends the transfer that is next, if its time has come: copies its page, and completes it. Returns whether there was
     /// one.
     pub fn end_next(&self, memory: &dyn Completions) -> bool {
-        let first = self.first.load(Ordering::Acquire);
-        if first == NEVER {
-            return false;
-        }
+        let Some(first) = self.next_end() else { return false };
         let now = (self.now)();
         if first > now {
             return false;
         }
         let mut state = self.state.lock(&self.platform);
         // Another CPU may have ended that one.
-        if state.transfers.front().is_none_or(|timed| timed.end > now) {
-            return false;
-        }
-        let Some(Timed { transfer, .. }) = state.transfers.pop_front() else { return false };
+        let is_due = state.transfers.front().is_some_and(|timed| timed.end <= now);
+        let next = if is_due { state.transfers.pop_front() } else { None };
+        let Some(Timed { transfer, .. }) = next else { return false };
         self.first.store(state.transfers.front().map_or(NEVER, |timed| timed.end), Ordering::Release);
         drop(state);
         self.end(memory, transfer);
