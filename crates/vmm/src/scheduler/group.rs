@@ -25,14 +25,6 @@ impl Weight {
             _ => None,
         }
     }
-
-    /// This weight, or the largest one if it is larger.
-    pub const fn new(weight: NonZeroU32) -> Self {
-        match NonZeroU32::new(Self::MAX) {
-            Some(max) if weight.get() > Self::MAX => Self(max),
-            _ => Self(weight),
-        }
-    }
 }
 
 /// The time during which at least one entity waited for a CPU.

@@ -93,7 +93,6 @@ mod spin;
 mod units;
 
 use alloc::vec::Vec;
-use core::num::NonZeroU32;
 
 pub use group::Weight;
 use group::{ContendedTime, Group};
@@ -296,4 +295,4 @@ impl Scheduler {
 }
 
 /// The default weight of a group.
-pub const DEFAULT_WEIGHT: Weight = Weight::new(NonZeroU32::new(64).expect("64 is not 0"));
+pub const DEFAULT_WEIGHT: Weight = Weight::checked(64).expect("64 is a weight");

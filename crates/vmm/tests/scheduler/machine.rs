@@ -2,8 +2,6 @@
 //! A machine in simulated time: CPUs that do what the scheduler decides, and entities that spin, or run and sleep in
 //! turns. Time is in microseconds.
 
-use std::num::NonZeroU32;
-
 use twofold_vmm::scheduler::{Decision, EntityId, GroupId, Kicks, Scheduler, Ticks, Weight};
 
 /// The slice of all tests, in microseconds.
@@ -57,7 +55,7 @@ pub struct Machine {
 }
 
 pub fn weight(weight: u32) -> Weight {
-    Weight::new(NonZeroU32::new(weight).unwrap())
+    Weight::checked(weight).unwrap()
 }
 
 impl Machine {

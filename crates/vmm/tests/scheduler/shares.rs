@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tests that entities get their shares.
 
-use twofold_vmm::scheduler::Weight;
-
 use crate::machine::{Machine, Program, SLICE, weight};
 
 const MINUTE: u64 = 60_000_000;
@@ -232,10 +230,4 @@ fn light_entities_do_not_interrupt_a_heavy_one() {
     }
     println!("{heavy} heavy entities had {least} of a CPU at least");
     assert!(heavy > 25);
-}
-
-#[test]
-fn a_weight_above_the_largest_is_the_largest() {
-    let largest = Weight::checked(Weight::MAX).unwrap();
-    assert_eq!((weight(Weight::MAX), weight(Weight::MAX + 1), weight(u32::MAX)), (largest, largest, largest));
 }
