@@ -177,6 +177,21 @@ fn a_guest_gains_nothing_by_spinning() {
 }
 
 #[test]
+fn vcpus_that_spin_hand_the_slice_on_in_turn() {
+    let mut scheduler = Scheduler::new(1, SLICE);
+    let group = scheduler.add_group(weight(64));
+    let vcpus = [(); 3].map(|()| scheduler.add(group));
+    for id in vcpus {
+        let _ = scheduler.wake(id, 0);
+    }
+    assert_eq!(scheduler.pick(0, 0).run, Some(vcpus[0]));
+    for (now, next) in [1, 2, 0, 1, 2, 0].into_iter().enumerate() {
+        let given = scheduler.spinning(0, now as u64).unwrap();
+        assert_eq!(given.run, Some(vcpus[next]), "at {now}");
+    }
+}
+
+#[test]
 fn a_slice_is_handed_only_to_a_vcpu_of_the_same_guest_that_waits() {
     let mut scheduler = Scheduler::new(1, SLICE);
     let groups = [(); 2].map(|()| scheduler.add_group(weight(64)));
