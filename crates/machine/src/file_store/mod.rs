@@ -140,11 +140,11 @@ impl FileStore {
         std::mem::take(&mut self.lock().errors).into()
     }
 
-    /// Waits for work. Reads come first: a vCPU waits for each. Writes that are fewer than a cluster wait for more, but no
-    /// longer than the options say. `None`: the store is closed, and nothing is left.
+    /// Waits for work. Reads come first: a vCPU waits for each. Writes that are fewer than a cluster wait for more, but
+    /// no longer than the options say. `None`: the store is closed, and nothing is left.
     fn next_work(&self) -> Option<Work> {
         let mut state = self.lock();
-        let mut until = None;
+        let mut since = None;
         loop {
             if let Some(requests) = state.reads.pop_front() {
                 return Some(Work::Read(requests));
@@ -153,13 +153,11 @@ impl FileStore {
                 if state.is_closed {
                     return None;
                 }
-                until = None;
+                since = None;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let left = until
-                .get_or_insert_with(|| Instant::now() + self.options.gather)
-                .saturating_duration_since(Instant::now());
+            let left = self.options.gather.saturating_sub(since.get_or_insert_with(Instant::now).elapsed());
             if state.writes.len() >= self.options.cluster || state.is_closed || left.is_zero() {
                 return Some(Work::Write(state.take_writes(self.options.cluster)));
             }

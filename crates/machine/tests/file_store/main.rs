@@ -7,6 +7,7 @@ mod world;
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use twofold_machine::file_store::{FileStore, FileStoreError, FileStoreOptions};
 use twofold_memory::swap::{Located, Operation, StoreError, WriteOutError};
@@ -274,4 +275,17 @@ fn a_closed_store_fails_what_comes_later() {
     world.leave(1..2).unwrap();
     assert_eq!((world.read(0), world.take_failures().len()), (Err(Failed), 2));
     world.check(1, 1);
+}
+
+#[test]
+fn a_closed_store_writes_what_waits_for_a_cluster() {
+    let options = FileStoreOptions { gather: Duration::MAX, ..FileStoreOptions::new(64) };
+    let world = World::new(64, file(), &options);
+    (0..3).for_each(|page| world.write(page, 1).unwrap());
+    (0..3).for_each(|page| world.begin_leaving(page));
+    world.run(1, || {
+        world.store.close();
+        world.leave(0..0).unwrap();
+        assert_eq!((world.store.counts().pages_written, world.take_failures()), (3, vec![]));
+    });
 }
