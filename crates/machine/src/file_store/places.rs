@@ -49,6 +49,7 @@ enum Room {
 /// Where a page is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
+    /// At least one.
     pub(super) extents: Vec<Extent>,
     pub(super) form: Form,
 }
@@ -56,7 +57,7 @@ pub(super) struct Stored {
 impl Stored {
     /// The byte at which it begins.
     pub(super) fn offset(&self) -> u64 {
-        self.extents.first().map_or(0, |extent| extent.start * SECTOR)
+        self.extents[0].start * SECTOR
     }
 }
 

@@ -25,6 +25,7 @@ struct Packed {
     form: Form,
     /// Its bytes in the cluster's.
     bytes: std::ops::Range<usize>,
+    /// Empty if there is no room for it.
     extents: Vec<Extent>,
 }
 
@@ -52,24 +53,15 @@ impl FileStore {
         }
         let forms: Vec<_> = packed.iter().map(|page| (page.request.place(), page.form)).collect();
         let taken = self.lock().places.take(&forms);
-        let mut ready = Vec::new();
-        for (mut page, extents) in packed.into_iter().zip(taken) {
-            match extents {
-                Some(extents) => {
-                    page.extents = extents;
-                    ready.push(page);
-                }
-                None => self.fail_write(memory, page, NO_SPACE),
-            }
-        }
+        packed.iter_mut().zip(taken).for_each(|(page, extents)| page.extents = extents.unwrap_or_default());
         // Pages in one row of the file are written by one call.
-        let continues = |one: &Packed, next: &Packed| {
-            one.bytes.end == next.bytes.start
-                && matches!((&one.extents[..], &next.extents[..]), ([one], [next]) if one.end == next.start)
+        let continues = |one: &Packed, next: &Packed| match (&one.extents[..], &next.extents[..]) {
+            ([one], [next]) => one.end == next.start,
+            _ => false,
         };
-        while !ready.is_empty() {
-            let count = 1 + ready.windows(2).take_while(|pair| continues(&pair[0], &pair[1])).count();
-            let row: Vec<_> = ready.drain(..count).collect();
+        while !packed.is_empty() {
+            let count = 1 + packed.windows(2).take_while(|pair| continues(&pair[0], &pair[1])).count();
+            let row: Vec<_> = packed.drain(..count).collect();
             let is_written = match &row[..] {
                 [first, .., last] => {
                     self.write_at(&bytes[first.bytes.start..last.bytes.end], first.extents[0].start).is_ok()
@@ -86,6 +78,9 @@ impl FileStore {
     }
 
     fn write_alone(&self, page: &Packed, bytes: &[u8]) -> Result<(), i32> {
+        if page.extents.is_empty() {
+            return Err(NO_SPACE);
+        }
         let mut from = page.bytes.start;
         for extent in &page.extents {
             let end = from + ((extent.end - extent.start) * SECTOR) as usize;
@@ -118,14 +113,13 @@ impl FileStore {
         let Packed { request, extents, .. } = page;
         {
             let mut state = self.lock();
-            let (place, offset) = (request.place(), extents.first().map_or(0, |extent| extent.start * SECTOR));
+            let (place, offset) = (request.place(), extents.first().map(|extent| extent.start * SECTOR));
             state.places.give(place, extents);
-            if code == NO_SPACE {
-                let (promised, found) = (self.options.pages, state.places.cut());
-                state.note(FileStoreError::Smaller { promised, found, code });
-            } else {
-                state.note(FileStoreError::Write { place, offset, code });
-            }
+            let error = match offset {
+                Some(offset) if code != NO_SPACE => FileStoreError::Write { place, offset, code },
+                _ => FileStoreError::Smaller { promised: self.options.pages, found: state.places.cut(), code },
+            };
+            state.note(error);
         }
         memory.complete_write(request, Err(StoreError::Device { code }));
     }

@@ -133,30 +133,31 @@ fn a_full_store_is_reported_with_its_figures() {
 #[test]
 fn a_file_with_less_room_than_promised_is_reported() {
     let full = OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
-    let world = World::new(64, full, &FileStoreOptions::new(64));
-    world.run(1, || {
-        // Single frames only.
-        world.memory.set_limit(64).unwrap();
-        (0..8).for_each(|page| world.write(page, 1).unwrap());
-        world.leave(0..8).unwrap();
-        let failures = world.take_failures();
-        assert_eq!(failures.len(), 8);
-        let is_it = |cause| cause == StoreError::Device { code: ENOSPC };
-        assert!(failures.iter().all(|failure| failure.operation == Operation::Write && is_it(failure.cause)));
-        let smaller = FileStoreError::Smaller { promised: 64, found: 0, code: ENOSPC };
-        assert!(world.store.take_errors().iter().all(|error| *error == smaller));
-        // From now on it is full.
-        assert_eq!(world.leave(0..1), Err(WriteOutError::StoreFull { page: ipa(0) }));
-        assert_eq!(world.store.take_errors(), [FileStoreError::Full { page: ipa(0), used: 0, pages: 0 }]);
-        (0..8).for_each(|page| world.check(page, 1));
-        // A guest that needs a frame stops, and goes on when it may have one.
-        world.memory.set_limit(16).unwrap();
-        (8..16).for_each(|page| world.write(page, 1).unwrap());
-        assert_eq!(world.write(16, 1), Err(Failed));
-        world.memory.set_limit(17).unwrap();
-        world.write(16, 1).unwrap();
-        (0..17).for_each(|page| world.check(page, 1));
-    });
+    let world = World::new(64, full, &FileStoreOptions { cluster: 4, ..FileStoreOptions::new(64) });
+    // Single frames only.
+    world.memory.set_limit(64).unwrap();
+    // The first half fails to be written. The store has no room for the second any more.
+    (0..8).for_each(|page| world.write(page, 1).unwrap());
+    (0..8).for_each(|page| world.begin_leaving(page));
+    // Until the last failure is counted.
+    world.run(1, || ());
+    let failures = world.take_failures();
+    assert_eq!(failures.len(), 8);
+    let is_it = |cause| cause == StoreError::Device { code: ENOSPC };
+    assert!(failures.iter().all(|failure| failure.operation == Operation::Write && is_it(failure.cause)));
+    let smaller = FileStoreError::Smaller { promised: 64, found: 0, code: ENOSPC };
+    assert_eq!(world.store.take_errors(), vec![smaller; 8]);
+    // From now on it is full.
+    assert_eq!(world.leave(0..1), Err(WriteOutError::StoreFull { page: ipa(0) }));
+    assert_eq!(world.store.take_errors(), [FileStoreError::Full { page: ipa(0), used: 0, pages: 0 }]);
+    (0..8).for_each(|page| world.check(page, 1));
+    // A guest that needs a frame stops, and goes on when it may have one.
+    world.memory.set_limit(16).unwrap();
+    (8..16).for_each(|page| world.write(page, 1).unwrap());
+    assert_eq!(world.write(16, 1), Err(Failed));
+    world.memory.set_limit(17).unwrap();
+    world.write(16, 1).unwrap();
+    (0..17).for_each(|page| world.check(page, 1));
 }
 
 #[test]
@@ -250,19 +251,18 @@ fn a_failing_file_is_reported_with_the_systems_number() {
     });
     let read_only = File::open(named.path()).unwrap();
     let world = World::new(64, read_only, &FileStoreOptions::new(64));
-    world.run(1, || {
-        (0..4).for_each(|page| world.write(page, 1).unwrap());
-        world.leave(0..4).unwrap();
-        // A page is in memory again before its failure is counted.
-        while world.failures(Operation::Write) < 4 {
-            std::thread::yield_now();
-        }
-        let errors = world.store.take_errors();
-        assert_eq!((errors.len(), world.failures(Operation::Write)), (4, 4));
-        assert!(errors.iter().all(|error| matches!(error, FileStoreError::Write { code: EBADF, .. })), "{errors:?}");
-        (0..4).for_each(|page| world.check(page, 1));
-        assert_eq!((world.store.counts().places, world.store.counts().bytes_used), (0, 0));
+    (0..4).for_each(|page| world.write(page, 1).unwrap());
+    (0..4).for_each(|page| world.begin_leaving(page));
+    world.run(1, || ());
+    let errors = world.store.take_errors();
+    let offsets = errors.iter().map(|error| match error {
+        FileStoreError::Write { offset, code: EBADF, .. } => *offset,
+        other => panic!("{other}"),
     });
+    assert_eq!(offsets.collect::<Vec<_>>(), [0, PAGE, 2 * PAGE, 3 * PAGE]);
+    assert_eq!(world.failures(Operation::Write), 4);
+    (0..4).for_each(|page| world.check(page, 1));
+    assert_eq!((world.store.counts().places, world.store.counts().bytes_used), (0, 0));
 }
 
 #[test]
