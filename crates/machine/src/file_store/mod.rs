@@ -113,14 +113,14 @@ impl FileStore {
     ///
     /// [`FileStoreError::Smaller`] with the pages that there is room for; [`FileStoreError::Empty`].
     pub fn reserve(file: File, options: &FileStoreOptions) -> Result<Self, FileStoreError> {
+        let store = Self::new(file, options)?;
         let bytes = options.pages.saturating_mul(PAGE as u64);
-        if bytes > 0
-            && let Err(error) = fallocate(&file, FallocateFlags::empty(), 0, bytes)
-        {
-            let found = file.metadata().map_or(0, |metadata| metadata.len()) / PAGE as u64;
-            return Err(FileStoreError::Smaller { promised: options.pages, found, code: error.raw_os_error() });
-        }
-        Self::new(file, options)
+        fallocate(&store.file, FallocateFlags::empty(), 0, bytes).map_err(|error| FileStoreError::Smaller {
+            promised: options.pages,
+            found: size(&store.file) / PAGE as u64,
+            code: error.raw_os_error(),
+        })?;
+        Ok(store)
     }
 
     /// Ends [`serve`](Self::serve) on each thread, when what was asked for is done. Requests that come later fail.
@@ -188,6 +188,11 @@ impl State {
         }
         self.errors.push_back(error);
     }
+}
+
+/// The file's size, for errors. 0 if the system does not report it.
+fn size(file: &File) -> u64 {
+    file.metadata().map_or(0, |metadata| metadata.len())
 }
 
 impl PageStore for FileStore {

@@ -13,7 +13,7 @@ use super::extents::{Extent, SECTOR};
 use super::options::FileStoreError;
 use super::packed::{Form, PAGE, pack, unpack};
 use super::places::Stored;
-use super::{FileStore, Work};
+use super::{FileStore, Work, size};
 
 /// The system's number where it has none.
 const UNKNOWN: i32 = -1;
@@ -182,21 +182,23 @@ impl FileStore {
             let end = from + ((extent.end - extent.start) * SECTOR) as usize;
             let offset = extent.start * SECTOR;
             let read = self.file.read_exact_at(&mut bytes[from..end], offset);
-            let mut state = self.lock();
-            state.counts.reads += 1;
-            match read {
-                Ok(()) => from = end,
+            self.lock().counts.reads += 1;
+            let (error, cause) = match read {
+                Ok(()) => {
+                    from = end;
+                    continue;
+                }
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    let end = self.file.metadata().map_or(0, |metadata| metadata.len());
-                    state.note(FileStoreError::Short { place, wanted: extent.end * SECTOR, end });
-                    return Err(StoreError::Damaged);
+                    let (wanted, end) = (extent.end * SECTOR, size(&self.file));
+                    (FileStoreError::Short { place, wanted, end }, StoreError::Damaged)
                 }
                 Err(error) => {
                     let code = error.raw_os_error().unwrap_or(UNKNOWN);
-                    state.note(FileStoreError::Read { place, offset, code });
-                    return Err(StoreError::Device { code });
+                    (FileStoreError::Read { place, offset, code }, StoreError::Device { code })
                 }
-            }
+            };
+            self.lock().note(error);
+            return Err(cause);
         }
         self.unpack(&bytes, stored, place)
     }

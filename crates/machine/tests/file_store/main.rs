@@ -166,6 +166,9 @@ fn room_that_is_reserved_is_there_or_is_refused() {
     let refused = FileStore::reserve(file(), &options).unwrap_err();
     assert!(matches!(refused, FileStoreError::Smaller { promised: 0x4_0000_0000_0000, found: 0, .. }), "{refused}");
     let file = file();
+    file.set_len(3 * PAGE + 100).unwrap();
+    let refused = FileStore::reserve(file.try_clone().unwrap(), &options).unwrap_err();
+    assert!(matches!(refused, FileStoreError::Smaller { found: 3, .. }), "{refused}");
     let _store = FileStore::reserve(file.try_clone().unwrap(), &FileStoreOptions::new(100)).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 100 * PAGE);
     for (pages, cluster, read_ahead) in [(0, 1, 1), (1, 0, 1), (1, 1, 0)] {
