@@ -10,7 +10,10 @@ use twofold_machine::arena::{Arena, ArenaOptions};
 use twofold_machine::fast::{FastMachine, FastPlatform};
 use twofold_machine::file_store::{FileStore, FileStoreOptions};
 use twofold_memory::async_fault::Arrival;
-use twofold_memory::swap::{Failure, Generations, Notify, Operation, SwapOptions, Waiter, WriteOutError, WrittenOut};
+use twofold_memory::swap::{
+    Completions, Failure, Generations, NotBegun, Notify, Operation, Place, ReadRequest, StoreError, SwapOptions,
+    Unasked, Waiter, WriteOutError, WriteRequest, WrittenOut,
+};
 use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot};
 use twofold_stage2::{Features, Geometry, Ipa, Kib4, Vmid};
 
@@ -167,7 +170,11 @@ impl World {
 
     /// Writes a value and noise that depends on it.
     pub fn write(&self, page: u64, value: u64) -> Result<(), Failed> {
-        self.reach(|| self.memory.write(ipa(page), &content(page, value)))
+        self.put(page, &content(page, value))
+    }
+
+    pub fn put(&self, page: u64, bytes: &[u8]) -> Result<(), Failed> {
+        self.reach(|| self.memory.write(ipa(page), bytes))
     }
 
     pub fn read(&self, page: u64) -> Result<Vec<u8>, Failed> {
@@ -200,6 +207,53 @@ impl World {
 
     pub fn failures(&self, operation: Operation) -> usize {
         self.reports.failures.lock().unwrap().iter().filter(|failure| failure.operation == operation).count()
+    }
+}
+
+/// A guest's memory, with what a test does when a page has been written.
+pub struct Watched<'a, F> {
+    memory: &'a GuestMemory<FastPlatform>,
+    written: Mutex<Vec<u64>>,
+    then: F,
+}
+
+impl<'a, F: Fn(u64)> Watched<'a, F> {
+    pub fn new(world: &'a World, then: F) -> Self {
+        Self { memory: &world.memory, written: Mutex::default(), then }
+    }
+
+    /// The pages that were written, in their order.
+    pub fn written(self) -> Vec<u64> {
+        self.written.into_inner().unwrap()
+    }
+}
+
+impl<F: Fn(u64)> Completions for Watched<'_, F> {
+    fn copy_out(&self, request: &WriteRequest, bytes: &mut [u8; 4096]) {
+        Completions::copy_out(self.memory, request, bytes);
+    }
+
+    fn copy_in(&self, request: &ReadRequest, bytes: &[u8; 4096]) {
+        Completions::copy_in(self.memory, request, bytes);
+    }
+
+    fn begin_read(&self, page: Ipa, place: Place, content: Unasked) -> Result<ReadRequest, NotBegun> {
+        self.memory.begin_read(page, place, content)
+    }
+
+    fn make_zero(&self, page: Ipa, place: Place) -> Result<(), NotBegun> {
+        self.memory.make_zero(page, place)
+    }
+
+    fn complete_write(&self, request: WriteRequest, result: Result<(), StoreError>) {
+        let page = (request.page() - RAM) / PAGE;
+        self.memory.complete_write(request, result);
+        self.written.lock().unwrap().push(page);
+        (self.then)(page);
+    }
+
+    fn complete_read(&self, request: ReadRequest, result: Result<(), StoreError>) {
+        self.memory.complete_read(request, result);
     }
 }
 
