@@ -36,6 +36,7 @@ mod serve;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
+use std::ops::Bound;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -65,9 +66,8 @@ struct State {
     places: Places,
     /// By their pages, so that neighbours are written together in whatever order they come.
     writes: BTreeMap<Ipa, WriteRequest>,
-    /// The page behind the last that was written: writes go around in the order of their addresses, so that each has its
-    /// turn.
-    hand: Ipa,
+    /// The page that was written last. Writes go around in the order of their addresses, so that each has its turn.
+    last: Ipa,
     /// Each with the pages that are read ahead with it.
     reads: VecDeque<Vec<ReadRequest>>,
     streams: Streams,
@@ -96,7 +96,7 @@ impl FileStore {
         let state = State {
             places: Places::new(pages),
             writes: BTreeMap::new(),
-            hand: Ipa::new(0),
+            last: Ipa::new(u64::MAX),
             reads: VecDeque::new(),
             streams: Streams::default(),
             errors: VecDeque::new(),
@@ -174,9 +174,10 @@ impl FileStore {
 impl State {
     /// Takes the writes of the next pages.
     fn take_writes(&mut self, count: usize) -> Vec<WriteRequest> {
-        let later = self.writes.range(self.hand..).chain(self.writes.range(..self.hand));
+        let behind = (Bound::Excluded(self.last), Bound::Unbounded);
+        let later = self.writes.range(behind).chain(self.writes.range(..=self.last));
         let mut pages: Vec<_> = later.map(|(page, _)| *page).take(count).collect();
-        self.hand = pages.last().and_then(|page| page.checked_add(1)).unwrap_or(Ipa::new(0));
+        self.last = pages.last().copied().unwrap_or(self.last);
         pages.sort();
         pages.iter().filter_map(|page| self.writes.remove(page)).collect()
     }
