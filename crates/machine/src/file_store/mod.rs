@@ -2,9 +2,9 @@
 //! A page store in a file: pages are written and read in clusters by threads that the embedder lends.
 //!
 //! Memory writes pages out one by one. The store gathers them in the order of their addresses, and writes a cluster by
-//! one call, in one row of the file. When a guest reads sequentially, the store reads the neighbours of a page by the same call
-//! ([`begin_read`](twofold_memory::GuestMemory::begin_read)). Pages of zeroes never get here, and a page that was not
-//! changed keeps its place and is not written again: `memory` sees to both.
+//! one call, in one row of the file. When a guest reads sequentially, the store reads the neighbours of a page by the
+//! same call ([`begin_read`](twofold_memory::GuestMemory::begin_read)). Pages of zeroes never get here, and a page that
+//! was not changed keeps its place and is not written again: `memory` sees to both.
 //!
 //! ```no_run
 //! # use std::sync::Arc;
@@ -21,10 +21,10 @@
 //!
 //! # What can go wrong
 //!
-//! Each failure fails the request that it is about, so `memory` reports it and loses nothing. [`FileStore::take_errors`]
-//! says more: which place, where in the file, and the system's number. A file that was cut, or that holds something
-//! else than was written, is noticed: each page has a checksum. A file system that has less room than was promised
-//! makes the store as small as it is; then it is full.
+//! Each failure fails the request that it is about, so `memory` reports it and loses nothing.
+//! [`FileStore::take_errors`] says more: which place, where in the file, and the system's number. A file that was cut,
+//! or that holds something else than was written, is noticed: each page has a checksum. A file system that has less
+//! room than was promised makes the store as small as it is; then it is full.
 //!
 //! Invariant: no lock of the store is held while it calls `memory`, or the system.
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Which places are in use, and where in the file each one is.
 //!
-//! A place has a number, which is never used again, and room for a whole page is promised to it. Where it is in the file is decided when it
-//! is written: pages that are written together are together.
+//! A place has a number, which is never used again, and room for a whole page is promised to it. Where it is in the file
+//! is decided when it is written: pages that are written together are together.
 //!
 //! Invariant: free sectors are never fewer than those that are promised to places without an extent, unless the file
 //! was found to be smaller. So writing a page finds room.

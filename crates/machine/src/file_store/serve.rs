@@ -30,8 +30,8 @@ struct Packed {
 }
 
 impl FileStore {
-    /// Does what the store is asked for, on this thread, until it is [closed](Self::close) and nothing is left to do. Any
-    /// number of threads may do so. `memory` is the guest's memory to which the store is attached.
+    /// Does what the store is asked for, on this thread, until it is [closed](Self::close) and nothing is left to do.
+    /// Any number of threads may do so. `memory` is the guest's memory to which the store is attached.
     pub fn serve(&self, memory: &dyn Completions) {
         while let Some(work) = self.next_work() {
             match work {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A page store in a file: pages come back as they left, clusters save calls, and a file that is full, short, damaged or
-//! failing is reported with its figures while the guest goes on.
+//! A page store in a file: pages come back as they left, clusters save calls, and a file that is full, short, damaged
+//! or failing is reported with its figures while the guest goes on.
 
 mod vcpus;
 mod world;
