@@ -17,7 +17,7 @@ use twofold_migration::postcopy::{
     resume_source, resume_target,
 };
 use twofold_migration::precopy::{Postcopy, Precopy, Sent};
-use twofold_migration::ram::{Ahead, PageRead, PageWrite, TargetRam};
+use twofold_migration::ram::{Ahead, PageRead, PageWrite, RamError, TargetRam};
 use twofold_migration::receive::{Receive, ReceiveError};
 use twofold_migration::stream::{Compression, Message, Writer};
 use twofold_migration::{AnswerError, Answers, Asked, Cancel};
@@ -500,6 +500,23 @@ fn a_target_without_a_store_refuses_absent_pages() {
     assert_eq!(refused.to_string(), "395 pages are absent, and this target needs all");
     assert!(matches!(state, State::Running { .. }), "the source takes it back");
     from.work(0, 100);
+}
+
+#[test]
+fn a_page_without_a_memslot_is_not_sent() {
+    let [mut here, mut there] = places();
+    let from = boot(&mut here);
+    let clock = Virtual::new(&from, 10, &[0, 0]);
+    let all = Move::new(Tracker::Manual);
+    let switched = switch(&all, Postcopy::AtOnce, &clock, &mut there, 1).unwrap().unwrap();
+    let (mut outgoing, slots, ram) = (switched.link.outgoing, switched.sends.slots(), from.ram(Tracker::Manual));
+    let before = outgoing.bytes();
+    // The guest has the second memslot, but the stream does not.
+    for (slots, slot) in [(&slots[..1], 1), (slots, slots.len())] {
+        let sent = outgoing.send_page(slots, Some((slot, 0)), &ram, &mut Ahead::new());
+        assert_eq!(sent, Err(RamError::NoPage { slot, page: 0 }.into()));
+    }
+    assert_eq!(outgoing.bytes(), before);
 }
 
 /// A full sink, and an end in the middle.
