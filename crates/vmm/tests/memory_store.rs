@@ -193,7 +193,7 @@ fn each_of_all_places_keeps_its_page() {
     let world = World::new(1025, 1);
     for page in 0..1024 {
         assert_eq!(world.write_out(page), Ok(WrittenOut::Started), "page {page}");
-        assert!(world.is_absent(page), "page {page}");
+        assert_eq!(world.located(page), Located::Absent(world.store.home(ipa(page))), "page {page}");
     }
     assert_eq!(world.write_out(1024), Err(WriteOutError::StoreFull { page: ipa(1024) }));
     assert_eq!(world.store.taken(), 1024);
@@ -236,8 +236,9 @@ fn transfers_end_in_turn_and_not_before_their_time() {
 fn only_a_transfer_without_a_delay_ends_at_once() {
     let world = World::new(2, 4);
     let _ = world.write_out(0).unwrap();
-    assert!(world.is_absent(0) && world.store.next_end().is_none());
+    assert!(world.is_absent(0) && world.store.next_end().is_none() && !world.store.takes_time());
     world.store.set_delay(1);
+    assert!(world.store.takes_time());
     let _ = world.write_out(1).unwrap();
     assert_eq!((world.located(1), world.store.next_end()), (Located::Leaving, Some(101)));
     assert_eq!(world.store.set_delay(0), 1);
