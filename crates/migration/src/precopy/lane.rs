@@ -61,9 +61,7 @@ impl<W: Write> Lane<W> {
 
     /// Does work of the stream, and keeps its error.
     pub fn attempt(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Cause>) {
-        if self.failed.is_none() {
-            self.failed = work(self).err();
-        }
+        self.failed = work(self).err();
     }
 
     /// Sends which guest comes.
@@ -98,16 +96,14 @@ impl<W: Write> Lane<W> {
         self.writer.round(round.stopped)?;
         self.content = 0;
         let mut ahead = Ahead::new();
-        let (begin, before, mut number) = (runtime.now(), self.writer.bytes(), 0);
-        let mut flushed = begin;
+        let (begin, before) = (runtime.now(), self.writer.bytes());
+        let (mut flushed, mut turns) = (begin, (0..self.lanes).cycle());
         for (index, slot) in round.ram.slots().iter().enumerate() {
-            let mut zeros = Zeros { slot: slot.number, ..Zeros::default() };
             for (piece, words) in round.pages.words(index).chunks(round.piece).enumerate() {
-                number += 1;
-                if (number - 1) % self.lanes != self.number || words.iter().all(|&word| word == 0) {
+                if turns.next() != Some(self.number) || words.iter().all(|&word| word == 0) {
                     continue;
                 }
-                let first = piece * round.piece;
+                let (first, mut zeros) = (piece * round.piece, Zeros { slot: slot.number, ..Zeros::default() });
                 if !round.stopped {
                     round.ram.clear(index, first, words)?;
                 }
@@ -138,8 +134,8 @@ impl<W: Write> Lane<W> {
                         flushed = runtime.now();
                     }
                 }
+                zeros.send(&mut self.writer)?;
             }
-            zeros.send(&mut self.writer)?;
         }
         self.receive(&mut ahead, 0, round, runtime)?;
         self.writer.end_round()?;
@@ -204,7 +200,7 @@ fn pace(limit: Option<u64>, bytes: u64, begin: Duration, runtime: &impl Runtime)
     }
 }
 
-/// A run of zero pages that was not sent yet.
+/// A run of zero pages of one piece that was not sent yet.
 #[derive(Default)]
 struct Zeros {
     slot: u16,
@@ -214,7 +210,7 @@ struct Zeros {
 
 impl Zeros {
     fn add<W: Write>(&mut self, page: u64, writer: &mut Writer<W>) -> Result<(), WriteError> {
-        if page != self.first + u64::from(self.count) || self.count == u32::MAX {
+        if page != self.first + u64::from(self.count) {
             self.send(writer)?;
             self.first = page;
         }
