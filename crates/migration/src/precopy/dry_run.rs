@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a migration would do, from the guest's dirty rate alone: nothing is sent, and the guest is not stopped.
 
+use alloc::vec;
 use core::time::Duration;
 
 use super::host::Host;
@@ -52,9 +53,8 @@ fn sample<H: Host>(
     host: &mut H,
 ) -> Result<(u64, Duration, Rates), RamError> {
     let (mut pages, mut rates) = (PageSet::none(ram.slots()), Rates::new());
-    let mut by_vcpu = alloc::vec![0; vcpus as usize];
-    host.written(&mut by_vcpu);
-    by_vcpu.fill(0);
+    // What vCPUs wrote before does not count.
+    host.written(&mut vec![0; vcpus as usize]);
     let begin = runtime.now();
     // A wait may return early.
     while let Some(left) = time.checked_sub(runtime.now().saturating_sub(begin)).filter(|left| !left.is_zero()) {
@@ -63,7 +63,8 @@ fn sample<H: Host>(
     for slot in 0..ram.slots().len() {
         pages.change(slot, |words| ram.get(slot, words)).unwrap_or(Ok(()))?;
     }
-    let (took, by_each) = (runtime.now().saturating_sub(begin), host.written(&mut by_vcpu));
+    let (took, mut by_vcpu) = (runtime.now().saturating_sub(begin), vec![0; vcpus as usize]);
+    let by_each = host.written(&mut by_vcpu);
     let written = pages.count();
     rates.written(written, took, by_each.then_some(&by_vcpu));
     Ok((written, took, rates))
