@@ -22,10 +22,10 @@
 //!
 //! A page that comes:
 //!
-//! * D1: with the lock: if the target has the page, drop it. If there is a request, take it.
+//! * D1: with the lock: if there is a request, take it.
 //! * D2: without the lock: complete the request. That is all.
 //! * D3: without a request: begin one ([`Completions::begin_read`]), or for zeroes, [`Completions::make_zero`]. If the page
-//!   was absent, go on at D2.
+//!   was absent, go on at D2. If `memory` has the page, drop what came.
 //! * D4: if `memory` has made it *arriving* meanwhile (A1): with the lock, take the request and go on at D2; if it is not
 //!   here yet, keep the content for A2.
 //!
@@ -189,13 +189,7 @@ impl<P: Platform> Peer<P> {
         let bytes = bytes.map(|bytes| <&Bytes>::try_from(bytes).map_err(|_| wrong)).transpose()?;
         for page in page..page.saturating_add(count.into()) {
             let ipa = self.ipa(slot, page).ok_or(RamError::NoPage { slot, page })?;
-            let request = {
-                let mut inner = self.lock();
-                if !inner.target.wants(slot, page) {
-                    continue;
-                }
-                inner.requests.remove(&place_of(ipa))
-            };
+            let request = self.lock().requests.remove(&place_of(ipa));
             if let Some(request) = request {
                 complete(memory, request, bytes);
                 continue;
@@ -206,7 +200,7 @@ impl<P: Platform> Peer<P> {
             };
             match begun {
                 Ok(request) => request.into_iter().for_each(|request| complete(memory, request, bytes)),
-                // A request that A2 has completed since.
+                // The page came before, or was never absent: the guest may have written to it.
                 Err(NotBegun::Elsewhere) => {}
                 Err(NotBegun::NoFrame) => return Err(RamError::NoFrame { slot, page }),
                 Err(NotBegun::Asked) => {
