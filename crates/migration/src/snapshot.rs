@@ -25,8 +25,8 @@ use embedded_io::Write;
 use crate::answers::Answers;
 use crate::commit::Ownership;
 use crate::pages::PageSet;
-use crate::precopy::Cause;
 use crate::precopy::lane::{Lane, Round, piece};
+use crate::precopy::{Cause, check_page_size};
 use crate::ram::SourceRam;
 use crate::runtime::{Cancel, Runtime};
 use crate::section::Section;
@@ -64,12 +64,8 @@ pub fn save<M: SourceRam>(
     runtime: &impl Runtime,
 ) -> Result<u64, Cause> {
     let Stopped { ram, hello, images, state, owned } = guest;
-    let (shift, here) = (hello.page_shift, ram.page_shift());
-    if shift != here {
-        let size = |shift: u8| 1_u64.checked_shl(shift.into()).unwrap_or(0);
-        return Err(Cause::PageSize { hello: size(shift), ram: size(here) });
-    }
-    let mut lane = Lane::new(Writer::new(sink, compression), (0, 1), shift);
+    check_page_size(hello, *ram)?;
+    let mut lane = Lane::new(Writer::new(sink, compression), (0, 1), hello.page_shift);
     lane.greet(hello, ram.slots())?;
     lane.sections(images)?;
     let (pages, piece, cancel) = (PageSet::all(ram.slots()), piece(ram.slots(), 1), &Cancel::new());

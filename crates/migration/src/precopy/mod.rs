@@ -175,11 +175,7 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
         if !(1..=64).contains(&streams) {
             return Err(Cause::Streams(streams));
         }
-        let (hello, ram) = (self.hello.page_shift, self.ram.page_shift());
-        if hello != ram {
-            let size = |shift: u8| 1_u64.checked_shl(shift.into()).unwrap_or(0);
-            return Err(Cause::PageSize { hello: size(hello), ram: size(ram) });
-        }
+        check_page_size(&self.hello, self.ram)?;
         match side.state() {
             State::Running { .. } => Ok(()),
             other => Err(Cause::NotRunning(other)),
@@ -329,6 +325,16 @@ impl<M: SourceRam, R: Runtime> Precopy<'_, M, R> {
             let _ = lane.writer.message(&message);
         }
     }
+}
+
+/// Checks that the hello has the memory's page size.
+pub(crate) fn check_page_size(hello: &Hello, ram: &impl SourceRam) -> Result<(), Cause> {
+    let (hello, ram) = (hello.page_shift, ram.page_shift());
+    if hello == ram {
+        return Ok(());
+    }
+    let size = |shift: u8| 1_u64.checked_shl(shift.into()).unwrap_or(0);
+    Err(Cause::PageSize { hello: size(hello), ram: size(ram) })
 }
 
 /// Returns why a stream could not be written: if the target has refused the guest, that is why.

@@ -49,13 +49,13 @@ pub(super) enum Joined {
     End(Ownership),
 }
 
-/// Checks that all streams have come to the same place. `all` are the pages that the first round has, if it has all.
+/// Checks that all streams have come to the same place. There is at least one. `all` are the pages that the first round
+/// has, if it has all.
 pub(super) fn phases(phases: &[Phase], all: Option<u64>) -> Result<Joined, JoinError> {
-    let Some(first) = phases.first() else { return Err(JoinError::Streams { came: 0, said: 0 }) };
-    let mut came = 0;
+    let (first, mut came) = (phases[0], 0);
     for (stream, phase) in phases.iter().enumerate() {
         let stream = stream as u16;
-        match (*phase, *first) {
+        match (*phase, first) {
             (Phase::Round { number, stopped, pages }, Phase::Round { number: wanted, stopped: last, .. })
                 if (number, stopped) == (wanted, last) =>
             {
@@ -69,7 +69,7 @@ pub(super) fn phases(phases: &[Phase], all: Option<u64>) -> Result<Joined, JoinE
             }
         }
     }
-    match (*first, all) {
+    match (first, all) {
         (Phase::Round { number: 1, .. }, Some(all)) if came != all => Err(JoinError::FirstRound { came, all }),
         (Phase::Begun, _) => Ok(Joined::Begun),
         (Phase::Round { .. }, _) => Ok(Joined::Round),

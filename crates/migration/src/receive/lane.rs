@@ -22,11 +22,10 @@ pub(super) struct Lane<S> {
     pub head: Option<(Hello, Vec<Slot>)>,
     /// What the last phase came to.
     pub phase: Option<Result<Phase, ReceiveError>>,
-    /// The sections that came, and the last one's size.
+    /// The sections that came.
     pub sections: Vec<Section>,
     /// The pages that are absent.
     pub absent: Option<PageSet>,
-    size: u64,
     /// Bytes of sections that may still come.
     left: u64,
     /// The round that has begun.
@@ -43,7 +42,6 @@ impl<S: Read> Lane<S> {
             phase: None,
             sections: Vec::new(),
             absent: None,
-            size: 0,
             left: sections,
             round: (0, false),
         }
@@ -121,7 +119,6 @@ impl<S: Read> Lane<S> {
                     let left = self.left;
                     self.left =
                         left.checked_sub(size).ok_or(ReceiveError::SectionSize { name, instance, size, left })?;
-                    self.size = size;
                     self.sections.push(Section { name, instance, version, bytes: Vec::new() });
                 }
                 // The reader has checked its place and size.

@@ -215,7 +215,7 @@ impl Hello {
         let size = HelloError::Size(bytes.len());
         let (head, rest) = HelloHead::read_from_prefix(bytes).map_err(|_| size)?;
         let rows = <[FeatureRow]>::ref_from_bytes(rest).map_err(|_| size)?;
-        if rows.len() != head.features.get() as usize || rows.len() > FEATURES_MAX {
+        if rows.len() != head.features.get() as usize {
             return Err(size);
         }
         if head.reserved != [0; 2] {

@@ -109,9 +109,9 @@ impl<W: Write> Writer<W> {
 
     /// Writes a page in the form that is the shortest.
     pub fn page(&mut self, slot: u16, page: u64, bytes: &[u8]) -> Result<(), WriteError> {
-        let wanted = self.order.hello().map_or(0, |hello| 1 << hello.page_shift);
-        if wanted != 0 && bytes.len() != wanted {
-            return Err(WriteError::PageSize { found: bytes.len(), wanted });
+        let (found, wanted) = (bytes.len(), self.order.hello().map(|hello| 1 << hello.page_shift));
+        if let Some(wanted) = wanted.filter(|&wanted| found != wanted) {
+            return Err(WriteError::PageSize { found, wanted });
         }
         self.order.pages(slot, page, 1)?;
         let (form, payload) = self.packer.pack(bytes);
