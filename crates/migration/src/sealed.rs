@@ -19,6 +19,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
+use core::ops::Range;
 
 use embedded_io::{Error as _, ErrorKind, ErrorType, Read, ReadExactError, Write};
 use snow::{Builder, HandshakeState, StatelessTransportState};
@@ -109,7 +110,7 @@ pub struct SealedReader<R> {
     number: u64,
     plain: Vec<u8>,
     /// The bytes of `plain` that were not returned yet.
-    left: core::ops::Range<usize>,
+    left: Range<usize>,
     frame: Vec<u8>,
     failed: Option<ErrorKind>,
 }
@@ -182,7 +183,7 @@ impl<R: Read> SealedReader<R> {
             return Ok(());
         }
         let size = usize::from(u16::from_le_bytes(head));
-        if !filled(&mut self.from, &mut self.frame[..size])? && size > 0 {
+        if !filled(&mut self.from, &mut self.frame[..size])? {
             return Err(ErrorKind::ConnectionReset);
         }
         let plain = self.keys.read_message(self.number, &self.frame[..size], &mut self.plain);
@@ -223,7 +224,7 @@ fn filled(from: &mut impl Read, bytes: &mut [u8]) -> Result<bool, ErrorKind> {
             count => done += count,
         }
     }
-    Ok(done > 0)
+    Ok(true)
 }
 
 fn builder(key: &Key) -> Result<Builder<'_>, SealError> {
@@ -247,8 +248,9 @@ fn receive(handshake: &mut HandshakeState, from: &mut impl Read) -> Result<(), S
         ReadExactError::UnexpectedEof => SealError::Cut,
         ReadExactError::Other(error) => SealError::Link(error.kind()),
     })?;
-    let payload = handshake.read_message(&message, &mut [0; HANDSHAKE]).map_err(|_| SealError::Key)?;
-    if payload == 0 { Ok(()) } else { Err(SealError::Key) }
+    // A message of this size has an empty payload.
+    handshake.read_message(&message, &mut []).map_err(|_| SealError::Key)?;
+    Ok(())
 }
 
 fn sealed<R, W>(handshake: HandshakeState, from: R, to: W) -> Result<(SealedReader<R>, SealedWriter<W>), SealError> {
@@ -258,7 +260,7 @@ fn sealed<R, W>(handshake: HandshakeState, from: R, to: W) -> Result<(SealedRead
         keys: Arc::clone(&keys),
         number: 0,
         plain: vec![0; PLAIN],
-        left: 0..0,
+        left: Range::default(),
         frame: vec![0; MOST],
         failed: None,
     };
@@ -285,3 +287,124 @@ const PLAIN: usize = MOST - TAG;
 const FULL: usize = 31 * 256;
 /// A public key, and the tag of an empty payload.
 const HANDSHAKE: usize = 32 + TAG;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Ends<'a> = (SealedReader<&'a [u8]>, SealedWriter<Link>);
+
+    /// A link that may fail.
+    #[derive(Default)]
+    struct Link {
+        bytes: Vec<u8>,
+        fails: bool,
+    }
+
+    impl ErrorType for Link {
+        type Error = ErrorKind;
+    }
+
+    impl Write for Link {
+        fn write(&mut self, bytes: &[u8]) -> Result<usize, ErrorKind> {
+            if self.fails {
+                return Err(ErrorKind::TimedOut);
+            }
+            self.bytes.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> Result<(), ErrorKind> {
+            Ok(())
+        }
+    }
+
+    /// A source's writer, and a reader with its keys, which has no bytes yet.
+    fn ends<'a>() -> Ends<'a> {
+        let (key, mut there, mut back) = (Key::new([7; 32]), Vec::new(), Vec::new());
+        let mut source = builder(&key).unwrap().build_initiator().unwrap();
+        let mut target = builder(&key).unwrap().build_responder().unwrap();
+        send(&mut source, &mut there).unwrap();
+        receive(&mut target, &mut &there[..]).unwrap();
+        send(&mut target, &mut back).unwrap();
+        receive(&mut source, &mut &back[..]).unwrap();
+        let (_, writer) = sealed(source, &b""[..], Link::default()).unwrap();
+        let (reader, _) = sealed(target, &b""[..], Link::default()).unwrap();
+        (reader, writer)
+    }
+
+    #[test]
+    fn a_frame_goes_out_when_it_is_full_and_with_a_flush() {
+        let (_, mut writer) = ends();
+        let mut sent = 0;
+        let mut grows = |writer: &SealedWriter<Link>| {
+            let grown = writer.to().bytes.len() - sent;
+            sent += grown;
+            grown
+        };
+        for (write, size) in [(100, 0), (7836, 7954), (7936, 7954), (7937, 7954), (7935, 7954), (1, 0)] {
+            let bytes = vec![1; write];
+            writer.write_all(&bytes).unwrap();
+            assert_eq!(grows(&writer), size, "a write of {write} bytes");
+        }
+        writer.flush().unwrap();
+        assert_eq!(grows(&writer), 19);
+        writer.flush().unwrap();
+        assert_eq!(grows(&writer), 0, "there is nothing to flush");
+    }
+
+    #[test]
+    fn a_writer_whose_link_has_failed_writes_no_more() {
+        let (_, mut writer) = ends();
+        writer.write_all(b"one").unwrap();
+        writer.to.fails = true;
+        assert_eq!(writer.flush(), Err(ErrorKind::TimedOut));
+        writer.to.fails = false;
+        assert_eq!((writer.write(b"two"), writer.flush()), (Err(ErrorKind::TimedOut), Err(ErrorKind::TimedOut)));
+        assert_eq!(writer.to().bytes, []);
+    }
+
+    #[test]
+    fn a_reader_returns_as_many_bytes_as_are_wanted() {
+        let (mut reader, mut writer) = ends();
+        writer.write_all(b"one").unwrap();
+        writer.flush().unwrap();
+        writer.write_all(b"two").unwrap();
+        writer.flush().unwrap();
+        let bytes = writer.to().bytes.clone();
+        reader.from = &bytes;
+        assert_eq!((reader.read(&mut []), reader.from.len()), (Ok(0), bytes.len()), "none are wanted");
+        let mut found = [0; 6];
+        for at in 0..6 {
+            assert_eq!(reader.read(&mut found[at..=at]), Ok(1));
+        }
+        assert_eq!((&found, reader.read(&mut [0])), (b"onetwo", Ok(0)));
+    }
+
+    /// The end of a link is between two frames.
+    #[test]
+    fn a_frame_that_is_cut_anywhere_is_no_end() {
+        for end in 0..=19 {
+            let (mut reader, mut writer) = ends();
+            writer.write_all(b"x").unwrap();
+            writer.flush().unwrap();
+            let bytes = writer.to().bytes.clone();
+            reader.from = &bytes[..end];
+            let wanted = match end {
+                0 => Ok(0),
+                19 => Ok(1),
+                _ => Err(ErrorKind::ConnectionReset),
+            };
+            assert_eq!(reader.read(&mut [0; 9]), wanted, "cut after {end} bytes");
+        }
+    }
+
+    #[test]
+    fn an_empty_frame_is_no_end() {
+        let (mut reader, mut writer) = ends();
+        writer.send(Some(&[])).unwrap();
+        let bytes = writer.to().bytes.clone();
+        reader.from = &bytes;
+        assert_eq!(reader.read(&mut [0; 9]), Err(ErrorKind::InvalidData));
+    }
+}
