@@ -6,21 +6,26 @@
 //! `TWOFOLD_MOVES` is the number of moves with each tracker, and `TWOFOLD_CUTS` the number of links that are cut.
 //! `TWOFOLD_SEED` is the seed.
 
+mod arriving;
 mod back_and_forth;
 mod cancelled;
 mod controls;
 mod cut;
 mod guest;
 mod link;
+mod memories;
 mod moved;
+mod noted;
 mod peer;
 mod planned;
 mod postcopied;
 mod program;
 mod refused;
+mod rounds;
 mod sides;
 mod slow;
 mod snapshots;
+mod steps;
 mod store;
 mod streams;
 mod swapped;
