@@ -36,6 +36,12 @@ fn a_stream_of_version_1_has_none_of_this() {
     assert_eq!(read(&forge(answers[..1].to_vec())).1.unwrap_err().cause, Cause::Kind(kind::REQUEST));
     let complete = read(&forge(answers[1..].to_vec())).1.unwrap_err().cause;
     assert_eq!(complete, Cause::Message(MessageError::Form(4)));
+    let mut link = Writer::with_absent(Vec::new(), Compression::Off);
+    link.hello(&hello()).unwrap();
+    link.slots(&slots()).unwrap();
+    link.resume(guest::OFFER).unwrap();
+    let resumed = forge(split(&link.into_sink()));
+    assert_eq!(read(&resumed).1.unwrap_err().cause, Cause::Kind(kind::RESUME));
     // The first round of version 1 has each page.
     let round = forge(records[..7].to_vec());
     assert_eq!(read(&round).1.unwrap_err().cause, Cause::Order(OrderError::FirstRound { came: 9, all: 12 }));

@@ -232,7 +232,7 @@ fn forged_rounds_and_pages_are_refused() {
     assert_eq!(bytes(6, vec![]), length(page::LZ4, 0));
     let shorter = lz4_block(&[7; PAGE - 1]);
     let longer = lz4_block(&[7; PAGE + 1]);
-    for block in [vec![0xff; 40], shorter, longer] {
+    for block in [vec![0], vec![0xff; 40], shorter, longer] {
         let length = block.len();
         assert_eq!(bytes(6, block), Cause::Page(PageError::Lz4 { length, size: PAGE }));
     }
@@ -414,7 +414,9 @@ fn a_writer_refuses_what_a_reader_would() {
     let mut writer = Writer::new(Vec::new(), Compression::Lz4);
     let bad = Hello { vcpus: 0, ..hello() };
     assert_eq!(writer.hello(&bad), Err(HelloError::Number { what: "vCPUs", value: 0 }.into()));
-    assert!(writer.page(0, 0, &noise(1)).is_err() && writer.end(guest::OFFER).is_err());
+    let misplaced = OrderError::Misplaced { record: "a page", progress: Progress::Start };
+    assert_eq!(writer.page(0, 0, &noise(1)), Err(misplaced.into()));
+    assert!(writer.end(guest::OFFER).is_err());
     assert_eq!(writer.bytes(), 0, "nothing was written for a call that failed");
     writer.hello(&hello()).unwrap();
     writer.slots(&slots()).unwrap();
@@ -433,6 +435,24 @@ fn a_writer_refuses_what_a_reader_would() {
     assert_eq!(writer.end_round(), Ok(12));
     writer.end(guest::OFFER).unwrap();
     assert_eq!(read(&writer.into_sink()).1, Ok(()));
+}
+
+/// A page with one byte more in a run is one byte shorter after compression.
+#[test]
+fn a_page_that_compression_does_not_make_smaller_is_sent_whole() {
+    let sent = |same: usize| {
+        let mut page = noise(77);
+        page[..same].fill(1);
+        let mut writer = Writer::new(Vec::new(), Compression::Lz4);
+        writer.hello(&hello()).unwrap();
+        writer.slots(&slots()).unwrap();
+        writer.round(false).unwrap();
+        writer.page(0, 0, &page).unwrap();
+        let (header, payload) = split(&writer.into_sink()).pop().unwrap();
+        (header.form, payload.len())
+    };
+    let shorter = (0..100).find(|&same| sent(same).0 == page::LZ4).unwrap();
+    assert_eq!((sent(shorter - 1), sent(shorter)), ((page::WHOLE, PAGE), (page::LZ4, PAGE - 1)));
 }
 
 #[test]
