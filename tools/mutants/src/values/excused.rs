@@ -450,6 +450,39 @@ const EXCUSED: &[Excused] = &[
     ),
     excused(POSTCOPY_SOURCE, "Source::new: 0 => 1 #3", "pages that are on their way on another link are none at first"),
     excused(POSTCOPY_SOURCE, "Source::resume: 1 => 2", NAME),
+    excused(MIGRATION_AHEAD, "Ahead::new: 0 => 1", "pages that are on their way on another link are none at first"),
+    excused(PRECOPY_LANE, "Lane::new: 0 => 1", "each round sets it before it counts its pages"),
+    excused(MIGRATION_GUEST, "GuestRam::zero: 0 => 1", "the read fills the bytes"),
+    excused(
+        MIGRATION_GUEST,
+        "GuestRam::zero: bytes.iter().any(|&byte| byte != 0) => true",
+        "the page is overwritten with the zeroes that it already has",
+    ),
+    excused(JOIN, "Seen::new: 0 => 1", "each page has a bit of its own, wherever the first one is"),
+    excused(JOIN, "Seen::new: any => true", NOTED_TWICE),
+    excused(JOIN, "Seen::note: 0 => 1", "the reader refuses pages of memslots that it does not know"),
+    excused(RECEIVE, "Receive::receive: lanes.len() > 1 => lanes.len() >= 1", NOTED_TWICE),
+    excused(RECEIVE_LANE, "Lane::new: 0 => 1", "a round's begin sets it before its end reads it"),
+    excused(RECEIVE_LANE, "Lane::new: false => true", "a round's begin sets it before its end reads it"),
+    excused(RECEIVE_LANE, "Lane::number: 0 => 1", "a stream without a head is refused before its number is read"),
+    excused(
+        RECEIVE_LANE,
+        "Lane::read: number == 1 => true",
+        "the streams then wait for each other once more, and nothing has come meanwhile",
+    ),
+    excused(
+        SEALED,
+        "SealedWriter::write: count == FULL => false",
+        "a full frame is copied, and then sent in the same way",
+    ),
+    excused(SEALED, "SealedReader::receive: 0 => 1", FILLED),
+    excused(SEALED, "sealed::send: 0 => 1", FILLED),
+    excused(SEALED, "sealed::receive: 0 => 1", FILLED),
+    excused(
+        SEALED,
+        "sealed::sealed: frame[HEAD..].as_ptr().align_offset(LINE).min(LINE) => frame[HEAD..].as_ptr().align_offset(LINE).max(LINE)",
+        "where the ciphertext begins affects only the time",
+    ),
     excused(EXTENTS, "Extents::cut: **end > limit => **end >= limit", "an extent that ends there loses no sector"),
     excused(FILE_STORE, "file_store::size: 0 => 1", "the system reports the size of each file that a test can open"),
     excused(SERVE, "FileStore::write_cluster: requests.len() * PAGE => requests.len() / PAGE", CAPACITY),
@@ -625,6 +658,9 @@ const ANY_MAP: &str = "the first map that is searched affects only the time: a s
 const CAPACITY: &str = "a vector grows by itself";
 const VM_IS_SET: &str = "bit 0 is VM, which is always set";
 
+const NOTED_TWICE: &str =
+    "the reader of one stream, or the first round, has found the same before, so this only takes memory";
+const FILLED: &str = "each byte is overwritten before it is read";
 const FOUND_ALONE: &str = "the search in the block finds the first page, wherever before it it begins";
 const ALIGNED_DOWN: &str = "leaving aligns the address down to its page";
 const ALL_BITS: &str = "the value already has all bits";
@@ -699,6 +735,13 @@ const PAGE: &str = "crates/migration/src/stream/page.rs";
 const RECORD: &str = "crates/migration/src/stream/record.rs";
 const STREAM_SLOTS: &str = "crates/migration/src/stream/slots.rs";
 const POSTCOPY_SOURCE: &str = "crates/migration/src/postcopy/source.rs";
+const MIGRATION_AHEAD: &str = "crates/migration/src/ram/ahead.rs";
+const MIGRATION_GUEST: &str = "crates/migration/src/ram/guest.rs";
+const PRECOPY_LANE: &str = "crates/migration/src/precopy/lane.rs";
+const JOIN: &str = "crates/migration/src/receive/join.rs";
+const RECEIVE: &str = "crates/migration/src/receive/mod.rs";
+const RECEIVE_LANE: &str = "crates/migration/src/receive/lane.rs";
+const SEALED: &str = "crates/migration/src/sealed.rs";
 const EXTENTS: &str = "crates/machine/src/file_store/extents.rs";
 const FILE_STORE: &str = "crates/machine/src/file_store/mod.rs";
 const SERVE: &str = "crates/machine/src/file_store/serve.rs";
