@@ -3,6 +3,7 @@
 //!
 //! Invariant: images that are returned exist. Those of this workspace are built if they are missing.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -26,11 +27,10 @@ impl Images {
     ///
     /// An image is missing, and cannot be built.
     pub fn find(directory: Option<&Path>, doing: impl Fn(&str)) -> anyhow::Result<Self> {
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let images = Self::in_directory(&directory.map_or_else(|| workspace.join("target/image"), Path::to_owned));
+        let images = Self::in_directory(&directory.map_or_else(built, Path::to_owned));
         if directory.is_none() && images.missing().is_some() {
             doing("building the hypervisor's image (cargo xtask build)");
-            build(&workspace, &["build"])?;
+            build(&["build"])?;
         }
         match images.missing() {
             Some(missing) => {
@@ -100,13 +100,12 @@ pub fn made_by<const N: usize>(
     directory: Option<&Path>,
     doing: impl Fn(),
 ) -> anyhow::Result<[PathBuf; N]> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let place = directory.map_or_else(|| workspace.join("target/image"), Path::to_owned);
+    let place = directory.map_or_else(built, Path::to_owned);
     let files = names.map(|name| place.join(name));
     let missing = || files.iter().find(|file| !file.is_file());
     if directory.is_none() && missing().is_some() {
         doing();
-        build(&workspace, words)?;
+        build(words)?;
     }
     if let Some(missing) = missing() {
         bail!(
@@ -118,8 +117,24 @@ pub fn made_by<const N: usize>(
     Ok(files)
 }
 
+/// Where `cargo xtask build` places the images of this workspace.
+fn built() -> PathBuf {
+    images_in(std::env::var_os("CARGO_TARGET_DIR"))
+}
+
+/// The same for this target directory of Cargo's. [`build`] runs at the top of the workspace, so a relative one begins there.
+fn images_in(target: Option<OsString>) -> PathBuf {
+    let target = target.filter(|path| !path.is_empty()).unwrap_or_else(|| "target".into());
+    workspace().join(target).join("image")
+}
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 /// Runs `cargo xtask` with these words, with nothing on standard output.
-fn build(workspace: &Path, words: &[&str]) -> anyhow::Result<()> {
+fn build(words: &[&str]) -> anyhow::Result<()> {
+    let workspace = workspace();
     ensure!(
         workspace.join("xtask").is_dir(),
         "the hypervisor's image is built from this program's sources, which are not here: use --images DIR"
@@ -140,6 +155,14 @@ fn build(workspace: &Path, words: &[&str]) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use std::fs;
+
+    #[test]
+    fn images_are_in_the_target_directory_that_cargo_has() {
+        let shared = images_in(Some("/shared/target".into()));
+        assert_eq!(shared, Path::new("/shared/target/image"));
+        assert_eq!(images_in(Some("below".into())), workspace().join("below/image"));
+        assert_eq!([images_in(None), images_in(Some("".into()))], [(); 2].map(|()| workspace().join("target/image")));
+    }
 
     #[test]
     fn what_is_missing_is_named() {
