@@ -33,7 +33,8 @@
 //! # Pages are read ahead
 //!
 //! - A1. After W1 the vCPU's CPU notes the page. If the guest goes through its memory page by page, the pages behind are noted for
-//!   the guest's task (`twofold_vmm::read_ahead`), which is woken. Nothing is, if the store answers at once.
+//!   the guest's task (`twofold_vmm::read_ahead`), which is woken. If the
+//!   store answers at once, the CPU notes nothing.
 //! - A2. In each piece of its work the task begins to read one of them, if it is absent and there is a frame that nothing else needs.
 //! - A3. It arrives as any other page. It is mapped when the guest accesses it.
 //!

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The places of a page store: which are free, a bit for each.
 //!
-//! A page has its home at the place with its number, as far as there are so many. So neighbours in RAM are neighbours in the store,
-//! and what reads ahead need not ask where a page is.
+//! Each page has a home: the place whose number is the page's number modulo the number of places. A page goes there if the place
+//! is free. So neighbours in RAM are neighbours in the store, and what reads ahead knows where a page is.
 //!
 //! Invariant: a place has one owner from [`take`](Places::take) to [`give`](Places::give).
 

@@ -38,7 +38,7 @@ impl ReadAhead {
             return false;
         }
         if self.ranges.len() == RANGES {
-            // The guest has come to these by now.
+            // The oldest range gives way: the guest has probably passed it.
             self.ranges.pop_front();
         }
         self.ranges.push_back(first..end);
