@@ -137,12 +137,12 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         if let Some(running) = slot.tracking.running() {
             return self.map_logged(page, slot, fault, running);
         }
-        if self.swap.is_some()
+        if let Some(swap) = &self.swap
             && let Some(locked) = ram.lock_unless_interrupted(self.stage2.platform())
             && let Some(single) = locked.single(page)
         {
             // F1.
-            if single.is_away() {
+            if single.is_away() && !swap.reads_at_once(single) {
                 return Ok(Answer::Absent);
             }
             return self.map_single(page, slot, locked, fault, None);

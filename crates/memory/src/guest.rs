@@ -303,7 +303,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
                         backed.make_ready(platform, self.stage2.features());
                         backed.write(platform, at - page, bytes);
                     }
-                    None => self.write_single(ram, at, bytes)?,
+                    None => self.write_single(slot, ram, at, bytes)?,
                 }
             }
             Content::Preallocated(preallocated) => {

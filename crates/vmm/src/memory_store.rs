@@ -3,7 +3,7 @@
 //!
 //! It stands for a device: what is asked of it ends later, in the order in which it was asked, and nothing waits
 //! meanwhile. Pages are copied when a transfer ends, by whatever calls [`MemoryStore::end_next`], so a fault copies
-//! nothing.
+//! nothing. If transfers take no time, they are done at once instead ([`PageStore::read_at_once`]).
 //!
 //! Invariant: a place is one page of the store's memory, and has one owner from [`place`](PageStore::place) to
 //! [`discard`](PageStore::discard). A request is in the queue, or is being completed by one CPU, until it is complete; the
@@ -169,6 +169,19 @@ impl<P: Platform + Send + Sync> PageStore for MemoryStore<P> {
 
     fn read(&self, memory: &dyn Completions, request: ReadRequest) {
         self.begin(memory, Transfer::Read(request));
+    }
+
+    fn reads_at_once(&self, _: Place) -> bool {
+        !self.takes_time()
+    }
+
+    fn read_at_once(&self, place: Place, frame: &Run) -> bool {
+        self.at(place).map(|from| frame.copy(&self.platform, 0, from, PAGE)).is_some()
+    }
+
+    fn write_at_once(&self, place: Place, frame: &Run) -> bool {
+        let to = self.at(place).filter(|_| !self.takes_time());
+        to.map(|(to, offset)| to.copy(&self.platform, offset, (frame, 0), PAGE)).is_some()
     }
 
     fn discard(&self, place: Place) {

@@ -12,9 +12,10 @@ use twofold_machine::arena::{self, Arena, ArenaOptions};
 use twofold_machine::fast::{FastMachine, FastPlatform};
 use twofold_memory::async_fault::Arrival;
 use twofold_memory::swap::{
-    Failure, Located, Notify, Operation, StoreError, SwapOptions, Waiter, WriteOutError, WrittenOut,
+    Failure, Located, Notify, Operation, PageStore, Place, StoreError, SwapOptions, Waiter, WriteOutError, WrittenOut,
 };
-use twofold_memory::{Backing, Frames, GuestMemory, HUGE_PAGE, Pages, Slot};
+use twofold_memory::{Answer, Backing, Frames, GuestFault, GuestMemory, HUGE_PAGE, Pages, Slot};
+use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Features, Geometry, Ipa, Kib4, Vmid};
 use twofold_vmm::memory_store::MemoryStore;
 
@@ -192,7 +193,7 @@ fn content(page: u64) -> [u8; PAGE as usize] {
 fn each_of_all_places_keeps_its_page() {
     let world = World::new(1025, 1);
     for page in 0..1024 {
-        assert_eq!(world.write_out(page), Ok(WrittenOut::Started), "page {page}");
+        assert_eq!(world.write_out(page), Ok(WrittenOut::Freed), "page {page}");
         assert_eq!(world.located(page), Located::Absent(world.store.home(ipa(page))), "page {page}");
     }
     assert_eq!(world.write_out(1024), Err(WriteOutError::StoreFull { page: ipa(1024) }));
@@ -248,6 +249,40 @@ fn only_a_transfer_without_a_delay_ends_at_once() {
     assert!(world.is_absent(1));
 }
 
+/// A guest's access finds the page, without a request that something waits for.
+#[test]
+fn an_access_finds_a_page_only_without_a_delay() {
+    let world = World::new(2, 4);
+    let fault = |page: u64| {
+        let (ipa, kind, access) = (ipa(page), FaultKind::Translation, AccessKind::Read);
+        world.memory.fault(&GuestFault { ipa, kind, access }).unwrap()
+    };
+    (0..2).for_each(|page| assert_eq!(world.write_out(page), Ok(WrittenOut::Freed)));
+    world.store.set_delay(1);
+    assert_eq!((fault(0), world.is_absent(0)), (Answer::Absent, true));
+    world.store.set_delay(0);
+    assert!(matches!(fault(0), Answer::Retry(_)));
+    world.check_content(0);
+    world.memory.write(ipa(1) + 8, &content(1)[8..16]).unwrap();
+    world.check_content(1);
+    assert!(world.take_arrived().is_empty());
+    assert_eq!(world.store.taken(), 1, "page 1 was written, so it has no copy");
+}
+
+/// Neither a frame nor the store's memory is touched.
+#[test]
+fn a_place_that_the_store_does_not_have_is_refused() {
+    let world = World::new(1, 4);
+    let frame = world.memory.frames().take(1).unwrap();
+    assert!(world.store.read_at_once(Place::new(1023), &frame) && world.store.write_at_once(Place::new(1023), &frame));
+    assert!(
+        !world.store.read_at_once(Place::new(1024), &frame) && !world.store.write_at_once(Place::new(1024), &frame)
+    );
+    world.store.set_delay(1);
+    assert!(!world.store.reads_at_once(Place::new(0)) && !world.store.write_at_once(Place::new(0), &frame));
+    assert_eq!(world.memory.frames().give_run(frame), Ok(()));
+}
+
 #[test]
 fn a_look_at_a_store_that_has_nothing_to_end_does_not_read_the_clock() {
     let world = World::new(1, 4);
@@ -282,7 +317,7 @@ fn a_transfer_that_another_cpu_ends_meanwhile_ends_once() {
 fn a_transfer_for_which_the_heap_has_no_room_fails_and_loses_nothing() {
     const MOST: u64 = 3;
     let world = World::new(2 * MOST + 2, MOST as usize);
-    (0..=MOST).for_each(|page| assert_eq!(world.write_out(page), Ok(WrittenOut::Started)));
+    (0..=MOST).for_each(|page| assert_eq!(world.write_out(page), Ok(WrittenOut::Freed)));
     let Located::Absent(place) = world.located(MOST) else { panic!("{:?}", world.located(MOST)) };
     world.store.set_delay(10);
     with_full_heap(|| (0..=MOST).for_each(|page| world.bring(page)));

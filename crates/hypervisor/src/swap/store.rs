@@ -7,8 +7,8 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use twofold_memory::swap::{Completions, NotBegun, PageStore, Place, ReadRequest, StoreError, Unasked, WriteRequest};
 use twofold_migration::postcopy::is_at_peer;
-use twofold_stage2::Ipa;
 use twofold_stage2::arm64::{Arm64, IdentityMap};
+use twofold_stage2::{Ipa, Run};
 use twofold_vmm::memory_store::MemoryStore;
 
 use super::disk_store::DiskStore;
@@ -151,6 +151,13 @@ impl Store {
         }
     }
 
+    fn count_write(&self) {
+        self.counts.written.fetch_add(1, Ordering::Relaxed);
+        if self.leaving_on.load(Ordering::Relaxed) != cpus::current() {
+            self.counts.written_by_faults.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Where pages leave to.
     fn own(&self) -> Option<&dyn PageStore> {
         match &self.kind {
@@ -172,10 +179,7 @@ impl PageStore for Store {
     }
 
     fn write(&self, memory: &dyn Completions, request: WriteRequest) {
-        self.counts.written.fetch_add(1, Ordering::Relaxed);
-        if self.leaving_on.load(Ordering::Relaxed) != cpus::current() {
-            self.counts.written_by_faults.fetch_add(1, Ordering::Relaxed);
-        }
+        self.count_write();
         match self.own() {
             Some(store) => store.write(memory, request),
             None => memory.complete_write(request, Err(StoreError::Ended)),
@@ -198,5 +202,22 @@ impl PageStore for Store {
 
     fn keeps_what_is_read(&self, place: Place) -> bool {
         self.of(place).is_some_and(|store| store.keeps_what_is_read(place))
+    }
+
+    fn reads_at_once(&self, place: Place) -> bool {
+        self.of(place).is_some_and(|store| store.reads_at_once(place))
+    }
+
+    fn read_at_once(&self, place: Place, frame: &Run) -> bool {
+        self.counts.read.fetch_add(1, Ordering::Relaxed);
+        self.of(place).is_some_and(|store| store.read_at_once(place, frame))
+    }
+
+    fn write_at_once(&self, place: Place, frame: &Run) -> bool {
+        let is_written = self.own().is_some_and(|store| store.write_at_once(place, frame));
+        if is_written {
+            self.count_write();
+        }
+        is_written
     }
 }

@@ -18,12 +18,12 @@ use twofold_vmm::scheduler::Decision;
 use super::state::Vcpu;
 use super::time::Look;
 use crate::granule::Memory;
+use crate::schedule;
 use crate::schedule::cpu::ThisCpu;
 use crate::schedule::deadlines::Due;
 use crate::swap::Swap;
 use crate::swap::figures::Waits;
 use crate::vm::{VcpuSlot, Vm};
-use crate::{cpus, schedule};
 
 /// The absent pages of one vCPU.
 pub(super) struct Pages {
@@ -56,8 +56,6 @@ impl Pages {
         let arrivals = around.swap.arrivals(around.index);
         let context = if self.faults.is_enabled() { around.context(pc) } else { around.closed(pc) };
         let waits = around.swap.waits(around.index);
-        // The first request is F3 for this page.
-        around.looks = true;
         let next = self.faults.fault(arrivals, around, &AbsentPage::of(fault), &context);
         waits.announced(self.faults.announced());
         self.noted(next, waits)
@@ -160,19 +158,17 @@ pub(super) struct Around<'a> {
     pub(super) pstate: u64,
     /// The vCPU is loaded on this CPU; else it is loaded nowhere.
     pub(super) is_loaded: bool,
-    /// What has arrived is taken after the next request (F4 of `twofold_memory::async_fault`).
-    looks: bool,
 }
 
 impl<'a> Around<'a> {
     /// Around a vCPU that is loaded on this CPU.
     pub(super) fn loaded(vm: &'a Vm, swap: &'a Swap, index: usize, pstate: u64) -> Self {
-        Self { vm, swap, index, pstate, is_loaded: true, looks: false }
+        Self { vm, swap, index, pstate, is_loaded: true }
     }
 
     /// Around one that is loaded nowhere.
     pub(super) fn unloaded(vm: &'a Vm, swap: &'a Swap, index: usize) -> Self {
-        Self { vm, swap, index, pstate: 0, is_loaded: false, looks: false }
+        Self { vm, swap, index, pstate: 0, is_loaded: false }
     }
 
     /// That of a vCPU that takes no interrupt.
@@ -219,13 +215,9 @@ impl Host for Around<'_> {
     }
 
     fn start(&mut self, ticket: Ticket, absent: &AbsentPage) {
-        // A page that comes at once needs no kick then.
-        let looks = core::mem::take(&mut self.looks);
-        cpus::will_look(looks);
         if self.memory().bring(absent.page, self.waiter(ticket)).is_err() {
             let _stale = self.swap.arrivals(self.index).complete(ticket, Arrival::Failed);
         }
-        cpus::will_look(false);
         self.swap.asked(absent.page);
     }
 

@@ -5,6 +5,7 @@
 use twofold_stage2::fault::AccessKind;
 use twofold_stage2::{Grant, Granule, Ipa, IpaRange, Lent, Level, LockGuard, Platform, Run};
 
+use super::arrive::kept_at;
 use super::single::{Kept, Page, Present};
 use super::store::Place;
 use crate::answer::Answer;
@@ -58,6 +59,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         running: Option<Running>,
     ) -> Result<Answer, Error> {
         let tracked = slot.writable && running.is_some_and(Running::maps_tracked);
+        let has_come = self.read_at_once(slot, &mut ram, page);
         let written = slot.writable && fault.access == AccessKind::Write;
         let (grant, first_touch, has_copy, ended) = {
             let found = match self.find_or_make(&mut ram, page) {
@@ -71,6 +73,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         };
         drop(ram);
         self.discard(ended);
+        self.replace_frame(has_come);
         let write = slot.writable && (written || (running.is_none() && !has_copy));
         self.map_found(page, slot, (grant, write, tracked, first_touch), fault, running)
     }
@@ -149,6 +152,37 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         }
     }
 
+    /// F2 for an *absent* page, if the store answers at once: the page becomes *present*, with its copy. Returns whether it did.
+    /// Otherwise the access finds the page absent.
+    ///
+    /// A page whose copy could not be kept takes the other way, which discards its place with no lock held.
+    pub(super) fn read_at_once(&self, slot: &Memslot<G>, ram: &mut Ram<G>, page: Ipa) -> bool {
+        let Some(swap) = self.swap.as_deref() else { return false };
+        let Kind::Single(state, _) = ram.page(page) else { return false };
+        let Page::Absent(place) = *state else { return false };
+        if !swap.store.reads_at_once(place) {
+            return false;
+        }
+        let Some(kept) = kept_at(slot, place) else { return false };
+        let Some(frame) = self.take_frame(page) else { return false };
+        if !swap.store.read_at_once(place, &frame) {
+            self.give_data(frame);
+            return false;
+        }
+        *state = Page::Present(Present { lent: self.lent(page, frame), kept: Some(kept) });
+        true
+    }
+
+    /// A page [has come](Self::read_at_once) into a free frame: the write-out task frees another, if too few are left. No lock
+    /// is held.
+    pub(super) fn replace_frame(&self, has_come: bool) {
+        if let Some(swap) = self.swap.as_deref().filter(|_| has_come)
+            && self.wants_frames() > 0
+        {
+            swap.notify.frames_wanted();
+        }
+    }
+
     /// A frame for a page, unless others have waited for one for longer.
     pub(super) fn take_frame(&self, page: Ipa) -> Option<Run> {
         let platform = self.stage2.platform();
@@ -159,13 +193,21 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
     /// Writes bytes of one page that has a state of its own.
     #[cold]
     #[inline(never)]
-    pub(crate) fn write_single(&self, mut ram: LockGuard<'_, Ram<G>>, at: Ipa, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn write_single(
+        &self,
+        slot: &Memslot<G>,
+        mut ram: LockGuard<'_, Ram<G>>,
+        at: Ipa,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         let page = at.align_down(G::SIZE);
+        let has_come = self.read_at_once(slot, &mut ram, page);
         let found = self.find_or_make(&mut ram, page).map_err(|missing| missing.at(page))?;
         let (ended, found) = found.end_copy();
         found.lent.run().write(self.stage2.platform(), found.offset + (at - page), bytes);
         drop(ram);
         self.discard(ended);
+        self.replace_frame(has_come);
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use crate::slots::{Content, Memslot};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum WrittenOut {
-    /// The page's frame is free: the page is zero, or its copy in the store is good.
+    /// The page's frame is free: the page is zero, its copy in the store is good, or the store has written it at once.
     Freed,
     /// The store writes the page. Its frame is free when that is complete.
     Started,
@@ -179,6 +179,10 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
                     self.stay(swap, leaving, self.lent(page, run), None);
                     return Err(WriteOutError::StoreFull { page });
                 };
+                if swap.store.write_at_once(place, &run) {
+                    let is_needed = self.written(swap, (slot, leaving.ram), (page, place, run), true);
+                    return Ok(if is_needed { WrittenOut::Needed } else { WrittenOut::Freed });
+                }
                 swap.store.write(self, WriteRequest::new(page, place, self.stage2.vttbr(), run));
                 Ok(WrittenOut::Started)
             }
@@ -292,17 +296,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         let (Some(swap), Some((slot, ram))) = (self.swap.as_deref(), self.find_ram(page)) else {
             return self.give_data(frame);
         };
-        let kept = result.ok().and_then(|()| kept_at(slot, place));
-        let is_needed = self.settle(swap, ram, (page, frame), |is_needed, run, memory| {
-            if is_needed || result.is_err() {
-                return Page::Present(Present { lent: memory.lent(page, run), kept });
-            }
-            memory.give_data(run);
-            Page::Absent(place)
-        });
-        if result.is_err() || (is_needed && kept.is_none()) {
-            swap.store.discard(place);
-        }
+        let is_needed = self.written(swap, (slot, ram), (page, place, frame), result.is_ok());
         if let Err(cause) = result {
             let failure = Failure { page, place, operation: Operation::Write, cause };
             swap.waiting.lock(self.stage2.platform()).failure = Some(failure);
@@ -315,6 +309,28 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         if self.wants_frames() > 0 {
             swap.notify.frames_wanted();
         }
+    }
+
+    /// L7: whether its place holds the page is known. Returns whether a CPU waits for the page.
+    fn written(
+        &self,
+        swap: &Swap,
+        (slot, ram): (&Memslot<G>, &Lock<Ram<G>>),
+        (page, place, frame): (Ipa, Place, Run),
+        is_written: bool,
+    ) -> bool {
+        let kept = if is_written { kept_at(slot, place) } else { None };
+        let is_needed = self.settle(swap, ram, (page, frame), |is_needed, run, memory| {
+            if is_needed || !is_written {
+                return Page::Present(Present { lent: memory.lent(page, run), kept });
+            }
+            memory.give_data(run);
+            Page::Absent(place)
+        });
+        if !is_written || (is_needed && kept.is_none()) {
+            swap.store.discard(place);
+        }
+        is_needed
     }
 
     /// Ends the state *leaving*: `state` says what follows, from whether a CPU waits for the page. Wakes what waits.

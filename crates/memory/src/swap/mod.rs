@@ -41,7 +41,8 @@
 //!   gets a place from the store. If the store is full, the page goes back to *present*.
 //! * L5: without I/O, under the backing's lock: free the frame, and make the state *zero* or *absent*. If an entry waits
 //!   for the page, make it *present* instead, or *unready* as it was.
-//! * L6: otherwise pass a [`WriteRequest`] with the frame to the store.
+//! * L6: otherwise pass a [`WriteRequest`] with the frame to the store. A store that [writes at once](PageStore::write_at_once)
+//!   gets no request: L7 follows in the same call.
 //! * L7: when the write is complete, as L5. If it failed, the page goes back to *present*, and the failure is reported. If
 //!   no frame became free and one is wanted, the write-out task is woken: it had counted on this one.
 //!
@@ -51,6 +52,8 @@
 //!
 //! * F1: under the backing's lock, look at the state. *Leaving*, *absent* and *arriving*: the answer is `Absent`.
 //! * F2: *zero* takes a frame, unless another page has waited for one for longer: then the answer is `Absent`, too.
+//!   So does *absent* if the store [reads at once](PageStore::reads_at_once): the frame is filled, and the state is *present*
+//!   with a copy. Such a page has no entry, no request and no notice.
 //! * F3: zero the frame if it is not ready, and make a grant. It samples the count of withdrawals (module `withdraw` of
 //!   `twofold-stage2`). Unlock.
 //! * F4: map the page. If memory was withdrawn since F3, go back to F1.
@@ -158,9 +161,9 @@
 //! # Locking
 //!
 //! In this order: the log's lock, the backing's lock, then one of: the frames, the waiting entries, the spare states.
-//! The store and [`Notify`] are called with none of them. Two CPUs meet only under these locks, so the model checker's
-//! tests of the engine's locks and withdrawals cover what is weakly ordered; the orders of whole steps are driven by
-//! hand (`tests/swap`).
+//! The store and [`Notify`] are called with none of them, but for a read at once, which is part of F2. Two CPUs meet only
+//! under these locks, so the model checker's tests of the engine's locks and withdrawals cover what is weakly ordered; the
+//! orders of whole steps are driven by hand (`tests/swap`).
 
 mod accessed;
 mod ages;

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use twofold_stage2::{Lock, Platform};
 
-use super::single::Singles;
+use super::single::{Page, Singles};
 use super::store::{Notify, PageStore, Place};
 use super::waiters::Waiting;
 
@@ -75,6 +75,11 @@ impl Swap {
     /// Discards a place. No lock is held.
     pub(crate) fn discard(&self, place: Place) {
         self.store.discard(place);
+    }
+
+    /// Whether the page is in the store, which [answers at once](PageStore::reads_at_once).
+    pub(crate) fn reads_at_once(&self, page: &Page) -> bool {
+        matches!(page, Page::Absent(place) if self.store.reads_at_once(*place))
     }
 
     /// States for a huge page, without allocating.

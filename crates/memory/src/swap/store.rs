@@ -49,9 +49,10 @@ impl Place {
 
 /// Where absent pages are.
 ///
-/// Its calls come from any CPU, several at once, and with no lock of [`GuestMemory`](crate::GuestMemory) held. None of
-/// them waits: `write` and `read` begin the I/O and return. The store completes a request through `memory` before the call
-/// returns, or later by the guest's memory itself, from any thread and in any order.
+/// Its calls come from any CPU, several at once, and with no lock of [`GuestMemory`](crate::GuestMemory) held, except
+/// `reads_at_once` and `read_at_once`. None of them waits: `write` and `read` begin the I/O and return. The store completes a
+/// request through `memory` before the call returns, or later by the guest's memory itself, from any thread and in any order.
+/// A store in memory can transfer pages [at once](Self::read_at_once) instead, with no request.
 ///
 /// A place holds a page from the completion of its write until it is [discarded](Self::discard). Reading a place does
 /// not empty it, unless the store [says so](Self::keeps_what_is_read).
@@ -74,6 +75,29 @@ pub trait PageStore: Send + Sync {
         let _ = place;
         true
     }
+
+    /// Whether [`read_at_once`](Self::read_at_once) can read this place now. It is called with a lock of the guest's memory
+    /// held, for each access to an absent page.
+    fn reads_at_once(&self, place: Place) -> bool {
+        let _ = place;
+        false
+    }
+
+    /// Fills a frame from a place before it returns: for a store in memory, whose pages then come within the access. It takes
+    /// about as long as a copy of the page, since it is called with a lock of the guest's memory held, and it calls nothing of
+    /// that memory. Returns whether the frame holds the page. If not, the page is asked for by [`read`](Self::read), which
+    /// reports why it cannot be read.
+    fn read_at_once(&self, place: Place, frame: &Run) -> bool {
+        let _ = (place, frame);
+        false
+    }
+
+    /// Writes a frame to a place before it returns. Returns whether the place holds the page. If not, the page is written by
+    /// [`write`](Self::write).
+    fn write_at_once(&self, place: Place, frame: &Run) -> bool {
+        let _ = (place, frame);
+        false
+    }
 }
 
 impl<T: PageStore + ?Sized> PageStore for Arc<T> {
@@ -95,6 +119,18 @@ impl<T: PageStore + ?Sized> PageStore for Arc<T> {
 
     fn keeps_what_is_read(&self, place: Place) -> bool {
         T::keeps_what_is_read(self, place)
+    }
+
+    fn reads_at_once(&self, place: Place) -> bool {
+        T::reads_at_once(self, place)
+    }
+
+    fn read_at_once(&self, place: Place, frame: &Run) -> bool {
+        T::read_at_once(self, place, frame)
+    }
+
+    fn write_at_once(&self, place: Place, frame: &Run) -> bool {
+        T::write_at_once(self, place, frame)
     }
 }
 

@@ -11,6 +11,7 @@ mod machine;
 
 mod accessed;
 mod ahead;
+mod at_once;
 mod clock;
 mod copies;
 mod generations;

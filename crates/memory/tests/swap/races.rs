@@ -42,15 +42,25 @@ fn log(rig: &Rig, tracker: Tracker) {
     let _ = log.stop();
 }
 
+/// A step with a store that transfers pages at once.
+fn at_once(rig: &Rig, step: impl FnOnce(&Rig)) {
+    rig.store.get().at_once = true;
+    step(rig);
+    rig.store.get().at_once = false;
+}
+
 /// What another CPU may do.
-const STEPS: [Step; 26] = [
+const STEPS: [Step; 29] = [
     ("guest reads", |rig| ignore(rig.try_read(PAGE))),
     ("guest writes", |rig| ignore(rig.try_write(PAGE))),
     ("guest executes", |rig| ignore(rig.access(PAGE, AccessKind::Execute))),
     ("guest reads a neighbour", |rig| ignore(rig.try_read(PAGE + 1))),
+    ("guest reads at once", |rig| at_once(rig, |rig| ignore(rig.try_read(PAGE)))),
+    ("guest writes at once", |rig| at_once(rig, |rig| ignore(rig.try_write(PAGE)))),
     ("device writes", |rig| ignore(rig.try_device_write(PAGE))),
     ("device reads", |rig| ignore(rig.try_device_read(PAGE))),
     ("write_out", write_out),
+    ("write_out at once", |rig| at_once(rig, write_out)),
     ("a neighbour leaves", |rig| ignore(rig.write_out(PAGE + 1))),
     ("bring", |rig| rig.bring(PAGE, 1)),
     ("bring and complete", |rig| {

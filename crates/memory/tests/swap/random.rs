@@ -88,7 +88,10 @@ impl World {
             18 => ignore(rig.try_device_read(page)),
             19..27 => ignore(rig.write_out(page)),
             27..32 => self.complete(),
-            32 => rig.store.get().waits = self.below(3) > 0,
+            32 => {
+                rig.store.get().waits = self.below(3) > 0;
+                rig.store.get().at_once = self.below(3) == 0;
+            }
             33 => rig.store.get().capacity = if self.below(4) == 0 { 3 } else { usize::MAX },
             34 => match rig.memory.set_limit(16 + self.below(30)) {
                 Ok(excess) => self.excess.set(excess),

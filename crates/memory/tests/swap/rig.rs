@@ -19,7 +19,7 @@ use crate::machine::guest::IPA_BITS;
 use crate::machine::platform::mmu::Leaf;
 use crate::machine::platform::{PLAIN, VMID};
 use crate::machine::{HUGE_PAGE, Host, Machine, PAGE, RAM};
-use crate::store::{Reports, Store};
+use crate::store::{Reports, Store, transfers_on};
 
 /// A CPU that records accesses and writes.
 pub const FEATURES: Features =
@@ -105,6 +105,7 @@ impl Rig {
             let range = START + plan.count * PAGE..START + pages * PAGE;
             memory.add_slot(Slot { range, backing: Backing::Ram, writable: true }).unwrap();
         }
+        transfers_on(&machine);
         let (store, reports) = (Store::new(), Arc::new(Reports::default()));
         let options = SwapOptions { vcpus, others: 16, headroom: plan.headroom };
         memory.attach_store(Box::new(Arc::clone(&store)), Box::new(Arc::clone(&reports)), &options).unwrap();

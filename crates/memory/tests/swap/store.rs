@@ -2,14 +2,18 @@
 //! A store that is held to its contract: it completes at once, later in any order, with failures, or never, and checks
 //! each place that it is given.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use twofold_memory::async_fault::Arrival;
 use twofold_memory::swap::{
     Completions, Failure, Notify, PageStore, Place, ReadRequest, StoreError, Waiter, WriteRequest,
 };
-use twofold_stage2::Ipa;
+use twofold_stage2::{Ipa, Run};
+
+use crate::machine::{Machine, PAGE};
 
 pub const BROKEN: StoreError = StoreError::Device { code: 5 };
 
@@ -25,6 +29,8 @@ pub struct Inner {
     pub waits: bool,
     /// Whether a place is empty once it was read.
     pub once: bool,
+    /// Whether pages are transferred without requests.
+    pub at_once: bool,
     /// Requests fail that are completed at once.
     pub fails: bool,
     /// How many places there are.
@@ -37,6 +43,9 @@ pub struct Inner {
     /// Requests so far.
     pub written: usize,
     pub read: usize,
+    /// Pages that were read and written without requests.
+    pub read_at_once: usize,
+    pub written_at_once: usize,
     places: u64,
 }
 
@@ -173,6 +182,55 @@ impl PageStore for Store {
     fn keeps_what_is_read(&self, _: Place) -> bool {
         !self.get().once
     }
+
+    fn reads_at_once(&self, place: Place) -> bool {
+        let inner = self.get();
+        assert!(inner.contents.contains_key(&place), "{place:?} holds no page");
+        inner.at_once && !inner.once
+    }
+
+    fn read_at_once(&self, place: Place, frame: &Run) -> bool {
+        let mut inner = self.get();
+        assert!(inner.at_once && frame.size() == PAGE);
+        // A read that fails has destroyed the frame's old content, too.
+        let bytes = if inner.fails { Box::new([0xee; 4096]) } else { inner.contents[&place].clone() };
+        machine().bank(frame.pa()).store(frame.pa(), &*bytes);
+        inner.read_at_once += usize::from(!inner.fails);
+        !inner.fails
+    }
+
+    fn write_at_once(&self, place: Place, frame: &Run) -> bool {
+        let meanwhile = MEANWHILE.take();
+        meanwhile.into_iter().for_each(|action| action());
+        let mut inner = self.get();
+        assert!(inner.live.contains(&place) && !inner.contents.contains_key(&place));
+        if !inner.at_once || inner.fails {
+            return false;
+        }
+        let bytes = machine().bank(frame.pa()).load(frame.pa(), PAGE);
+        inner.contents.insert(place, bytes.into_boxed_slice().try_into().unwrap());
+        inner.written_at_once += 1;
+        true
+    }
+}
+
+/// The machine whose frames are read and written without requests: that of the last [`Rig`](crate::rig::Rig) of the thread.
+pub fn transfers_on(machine: &Rc<Machine>) {
+    MACHINE.set(Rc::downgrade(machine));
+}
+
+/// Another CPU does this while the next page is written, or asked to be.
+pub fn while_a_page_is_written(action: impl FnOnce() + 'static) {
+    MEANWHILE.set(Some(Box::new(action)));
+}
+
+fn machine() -> Rc<Machine> {
+    MACHINE.with_borrow(Weak::upgrade).expect("the rig is gone")
+}
+
+thread_local! {
+    static MACHINE: RefCell<Weak<Machine>> = const { RefCell::new(Weak::new()) };
+    static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
 }
 
 /// What was reported.
