@@ -177,8 +177,10 @@ impl ThisCpu {
 
     /// Takes all interrupts that are pending, while no vCPU is loaded.
     fn take_interrupts(&mut self) {
-        cpus::looks().look();
-        while let Some(intid) = physical::acknowledge() {
+        loop {
+            // Each acknowledgement takes what is pending by then.
+            cpus::looks().look();
+            let Some(intid) = physical::acknowledge() else { break };
             physical::drop_priority(intid);
             if intid == self.sources.own_timer {
                 self.deadlines_passed(None);

@@ -137,10 +137,11 @@ impl Loaded<'_> {
 
     /// R3. Returns whether there was one.
     fn take_interrupts(&mut self) -> bool {
-        cpus::looks().look();
         cpus::will_look(true);
         let mut has_any = false;
-        while let Some(intid) = physical::acknowledge() {
+        loop {
+            cpus::looks().look();
+            let Some(intid) = physical::acknowledge() else { break };
             self.take(intid);
             has_any = true;
         }
