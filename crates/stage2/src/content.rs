@@ -12,21 +12,25 @@ use crate::frame::Run;
 use crate::platform::Platform;
 use crate::primitive;
 
-/// Words that are read before it is decided whether one is not zero, and that are copied at a time.
-const PIECE: usize = 8;
+/// What is read and written at once: on Arm a pair of registers of 8 bytes, each of which is one access to memory.
+type Pair = u128;
+/// Pairs that are read before it is decided whether one is not zero.
+const SEARCHED: usize = 8;
+/// Pairs that are copied at a time.
+const COPIED: usize = 4;
 /// Bytes of those.
-const PIECE_SIZE: u64 = PIECE as u64 * 8;
+const COPIED_SIZE: u64 = (COPIED * size_of::<Pair>()) as u64;
 
 impl Run {
     /// Whether all of it is zero.
     pub fn is_zero<P: Platform>(&self, platform: &P) -> bool {
-        let start = platform.pointer(self.pa()).cast::<u64>();
-        let pieces = (self.size() / PIECE_SIZE) as usize;
+        let start = platform.pointer(self.pa()).cast::<Pair>();
+        let pieces = self.size() as usize / (SEARCHED * size_of::<Pair>());
         (0..pieces).all(|piece| {
             // SAFETY: the piece is inside donated memory, which is mapped while the platform lives, and no reference covers
             // it. Frames are aligned, and whole pages are whole pieces.
-            let word = |index| unsafe { start.add(piece * PIECE + index).read_volatile() };
-            (0..PIECE).fold(0, |all, index| all | word(index)) == 0
+            let pair = |index| unsafe { start.add(piece * SEARCHED + index).read_volatile() };
+            (0..SEARCHED).fold(0, |all, index| all | pair(index)) == 0
         })
     }
 
@@ -38,13 +42,14 @@ impl Run {
     /// If one of the runs does not have the bytes, or `offset`, `first` or `size` is no multiple of 64.
     pub fn copy<P: Platform>(&self, platform: &P, offset: u64, (from, first): (&Self, u64), size: u64) {
         let has = |run: &Self, start: u64| start.checked_add(size).is_some_and(|end| end <= run.size());
-        let fits = has(self, offset) && has(from, first) && (offset | first | size).is_multiple_of(PIECE_SIZE);
+        let fits = has(self, offset) && has(from, first) && (offset | first | size).is_multiple_of(COPIED_SIZE);
         assert!(fits, "{size} bytes at {first:#x} of {from:?} cannot be copied to {offset:#x} of {self:?}");
         let to = self.pa() + offset;
-        let (source, target) = (platform.pointer(from.pa() + first).cast::<u64>(), platform.pointer(to).cast::<u64>());
-        for piece in 0..(size / PIECE_SIZE) as usize {
-            for word in 0..PIECE {
-                let index = piece * PIECE + word;
+        let (source, target) =
+            (platform.pointer(from.pa() + first).cast::<Pair>(), platform.pointer(to).cast::<Pair>());
+        for piece in 0..(size / COPIED_SIZE) as usize {
+            for pair in 0..COPIED {
+                let index = piece * COPIED + pair;
                 // SAFETY: both places are inside donated memory, which is mapped while the platform lives, and no reference
                 // covers it. Frames are aligned.
                 unsafe { target.add(index).write_volatile(source.add(index).read_volatile()) };
