@@ -140,8 +140,8 @@ pub(crate) struct Shared {
 
 /// Frames that the task keeps free, so that most faults need not wait for one.
 const HEADROOM: u64 = 64;
-/// Pages that the task writes out in one piece of its work.
-const PIECE: u64 = 2;
+/// Pages that the task writes out in one piece of its work. It stops after a page if an interrupt is pending.
+const PIECE: u64 = 4;
 /// N1: writes that fail in a row. Each was asked several times.
 const PATIENCE: u32 = 128;
 /// Transfers that an interrupt ends. Each copies a page.
