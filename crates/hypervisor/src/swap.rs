@@ -17,6 +17,9 @@
 //! - W5. Otherwise the vCPU is blocked: steps B2 and B3 of the scheduler. Its timers become deadlines, if its mode is such,
 //!   and only for lines that are low: one that is high and masked would wake the vCPU again and again.
 //!
+//! If transfers to a store in memory take no time, a fault finds its page (F2 of `twofold_memory::swap`), and W1 is for a page
+//! that waits for a frame alone.
+//!
 //! # A page arrives
 //!
 //! - D1. The alarm of W2 is an interrupt of that CPU, whatever it runs. The CPU does D2 to D4 for at most two transfers whose
