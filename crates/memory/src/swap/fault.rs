@@ -7,6 +7,7 @@ use twofold_stage2::{Grant, Granule, Ipa, IpaRange, Lent, Level, LockGuard, Plat
 
 use super::arrive::kept_at;
 use super::single::{Kept, Page, Present};
+use super::state::Swap;
 use super::store::Place;
 use crate::answer::Answer;
 use crate::dirty::log::Running;
@@ -59,7 +60,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         running: Option<Running>,
     ) -> Result<Answer, Error> {
         let tracked = slot.writable && running.is_some_and(Running::maps_tracked);
-        let has_come = self.read_at_once(slot, &mut ram, page);
+        let came_from = self.read_at_once(slot, &mut ram, page);
         let written = slot.writable && fault.access == AccessKind::Write;
         let (grant, first_touch, has_copy, ended) = {
             let found = match self.find_or_make(&mut ram, page) {
@@ -73,7 +74,7 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         };
         drop(ram);
         self.discard(ended);
-        self.replace_frame(has_come);
+        self.replace_frame(came_from);
         let write = slot.writable && (written || (running.is_none() && !has_copy));
         self.map_found(page, slot, (grant, write, tracked, first_touch), fault, running)
     }
@@ -152,31 +153,31 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         }
     }
 
-    /// F2 for an *absent* page, if the store answers at once: the page becomes *present*, with its copy. Returns whether it did.
-    /// Otherwise the access finds the page absent.
+    /// F2 for an *absent* page, if the store answers at once: the page becomes *present*, with its copy. Returns the guest's store
+    /// if it did; with no lock held, the caller then calls [`replace_frame`](Self::replace_frame). `None`: the access finds the
+    /// page as it was.
     ///
     /// A page whose copy could not be kept takes the other way, which discards its place with no lock held.
-    pub(super) fn read_at_once(&self, slot: &Memslot<G>, ram: &mut Ram<G>, page: Ipa) -> bool {
-        let Some(swap) = self.swap.as_deref() else { return false };
-        let Kind::Single(state, _) = ram.page(page) else { return false };
-        let Page::Absent(place) = *state else { return false };
+    pub(super) fn read_at_once(&self, slot: &Memslot<G>, ram: &mut Ram<G>, page: Ipa) -> Option<&Swap> {
+        let swap = self.swap.as_deref()?;
+        let Kind::Single(state, _) = ram.page(page) else { return None };
+        let Page::Absent(place) = *state else { return None };
         if !swap.store.reads_at_once(place) {
-            return false;
+            return None;
         }
-        let Some(kept) = kept_at(slot, place) else { return false };
-        let Some(frame) = self.take_frame(page) else { return false };
+        let kept = kept_at(slot, place)?;
+        let frame = self.take_frame(page)?;
         if !swap.store.read_at_once(place, &frame) {
             self.give_data(frame);
-            return false;
+            return None;
         }
         *state = Page::Present(Present { lent: self.lent(page, frame), kept: Some(kept) });
-        true
+        Some(swap)
     }
 
-    /// A page [has come](Self::read_at_once) into a free frame: the write-out task frees another, if too few are left. No lock
-    /// is held.
-    pub(super) fn replace_frame(&self, has_come: bool) {
-        if let Some(swap) = self.swap.as_deref().filter(|_| has_come)
+    /// A page has come into a free frame from this store: the write-out task frees another, if too few are left.
+    pub(super) fn replace_frame(&self, came_from: Option<&Swap>) {
+        if let Some(swap) = came_from
             && self.wants_frames() > 0
         {
             swap.notify.frames_wanted();
@@ -201,13 +202,13 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         bytes: &[u8],
     ) -> Result<(), Error> {
         let page = at.align_down(G::SIZE);
-        let has_come = self.read_at_once(slot, &mut ram, page);
+        let came_from = self.read_at_once(slot, &mut ram, page);
         let found = self.find_or_make(&mut ram, page).map_err(|missing| missing.at(page))?;
         let (ended, found) = found.end_copy();
         found.lent.run().write(self.stage2.platform(), found.offset + (at - page), bytes);
         drop(ram);
         self.discard(ended);
-        self.replace_frame(has_come);
+        self.replace_frame(came_from);
         Ok(())
     }
 

@@ -87,12 +87,12 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
             Content::Device(_) => return Err(Error::NoRam { ipa: page }),
         };
         let mut ram = ram.lock(self.stage2.platform());
-        let has_come = self.read_at_once(slot, &mut ram, page);
+        let came_from = self.read_at_once(slot, &mut ram, page);
         let ended = self.ready_for(&mut ram, page, reason)?;
         let is_pinned = ram.pins.pin(page);
         drop(ram);
         self.discard(ended);
-        self.replace_frame(has_come);
+        self.replace_frame(came_from);
         if is_pinned { Ok(()) } else { Err(Error::NoFrames { ipa: page }) }
     }
 

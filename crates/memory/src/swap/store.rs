@@ -76,8 +76,8 @@ pub trait PageStore: Send + Sync {
         true
     }
 
-    /// Whether [`read_at_once`](Self::read_at_once) can read this place now. It is called with a lock of the guest's memory
-    /// held, for each access to an absent page.
+    /// Whether [`read_at_once`](Self::read_at_once) can read this place now, which [keeps](Self::keeps_what_is_read) its page then.
+    /// It is called with a lock of the guest's memory held, for each access to an absent page.
     fn reads_at_once(&self, place: Place) -> bool {
         let _ = place;
         false

@@ -179,6 +179,20 @@ fn the_task_is_asked_for_frames() {
     rig.end();
 }
 
+/// Also for the last free frame of a headroom of one.
+#[test]
+fn the_task_is_asked_for_one_frame() {
+    let rig = Rig::with(Plan { count: 22, huge_pages: 0, singles: 40, headroom: 1, ..Plan::default() });
+    rig.store.get().at_once = true;
+    rig.memory.set_limit(17).unwrap();
+    (0..17).for_each(|page| rig.write(page));
+    rig.leave(0);
+    assert_eq!((rig.memory.wants_frames(), rig.reports.get().wanted), (0, 0));
+    rig.read(0);
+    assert_eq!((rig.memory.wants_frames(), rig.reports.get().wanted), (1, 1));
+    rig.end();
+}
+
 /// It stays, with its copy.
 #[test]
 fn a_page_that_is_needed_while_it_leaves_stays() {
