@@ -43,6 +43,11 @@ impl Banks {
         self.0.iter().any(|bank| bank.has(pa, size))
     }
 
+    /// Frees what memory holds past the caches, of a machine that is not used any more and cannot be dropped.
+    pub fn forget(&self) {
+        self.0.iter().for_each(|bank| drop(bank.past_caches.take()));
+    }
+
     pub fn bank(&self, pa: Pa) -> &Bank {
         self.0.iter().find(|bank| bank.has(pa, 1)).unwrap_or_else(|| panic!("{pa} is not RAM"))
     }

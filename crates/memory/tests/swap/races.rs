@@ -237,6 +237,7 @@ fn race(beginning: Step, first: Step, second: Step, number: usize, waits: bool) 
         rig.check();
     }));
     if impossible.get() {
+        rig.machine.memory.forget();
         std::mem::forget(rig);
         return true;
     }
