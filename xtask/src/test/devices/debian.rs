@@ -118,8 +118,8 @@ impl Guests {
     }
 }
 
-/// The time limit against hangs.
-const TIMEOUT: Duration = Duration::from_secs(900);
+/// The time limit against hangs. A guest with Redis took 900 s on a machine that others used.
+const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The user network of QEMU, with ports of the host that lead into it.
 pub fn user(forwards: Vec<String>) -> Network {
