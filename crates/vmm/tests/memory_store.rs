@@ -269,7 +269,6 @@ fn an_access_finds_a_page_only_without_a_delay() {
     assert_eq!(world.store.taken(), 1, "page 1 was written, so it has no copy");
 }
 
-/// Neither a frame nor the store's memory is touched.
 #[test]
 fn a_place_that_the_store_does_not_have_is_refused() {
     let world = World::new(1, 4);
