@@ -25,43 +25,48 @@ pub trait Mutation: fmt::Display {
     /// Returns the reason why the mutant is excused, if it is.
     fn excuse(&self) -> Option<&'static str> {
         let label = self.label();
-        let excused = Self::EXCUSES.all.iter().find(|excused| excused.file == self.file() && excused.label == label);
-        excused.map(|excused| excused.reason)
+        let mut excuses = Self::EXCUSES.all();
+        let found = excuses.find(|&(file, excused, _)| file == self.file() && excused == label);
+        found.map(|(_, _, reason)| reason)
     }
 }
 
-/// A mutant that need not be caught.
+/// The mutants of one file that need not be caught.
 #[derive(Debug)]
 pub struct Excused {
-    /// The mutant's file, relative to the top of the checkout.
+    /// The file, relative to the top of the checkout.
     pub file: &'static str,
-    /// The mutant, as [`Mutation::label`] formats it. Line numbers would change too often.
-    pub label: &'static str,
-    /// The reason why no test can catch it.
-    pub reason: &'static str,
+    /// Each mutant as [`Mutation::label`] formats it, since line numbers would change too often, and the reason why no
+    /// test can catch it.
+    pub mutants: &'static [(&'static str, &'static str)],
 }
 
-/// A list of excused mutants, and the file that has it.
+/// The excused mutants of one kind, and where they are listed.
 #[derive(Debug)]
 pub struct Excuses {
-    /// The file's name, for the error about an entry that matches no mutant.
+    /// The file or directory, for the error about an entry that matches no mutant.
     pub listed_in: &'static str,
-    /// The entries.
-    pub all: &'static [Excused],
+    /// The lists.
+    pub lists: &'static [&'static [Excused]],
 }
 
 impl Excuses {
     /// Checks that each entry stands for exactly one of `mutants`, the complete list. The error names all that do not.
     pub fn check<M: Mutation>(&self, mutants: &[M]) -> anyhow::Result<()> {
-        let matches = |entry: &Excused| {
-            mutants.iter().filter(|mutant| mutant.file() == entry.file && mutant.label() == entry.label).count()
-        };
-        let wrong = self.all.iter().filter(|entry| matches(entry) != 1);
-        let wrong: Vec<_> = wrong.map(|Excused { file, label, .. }| format!("{file} {label}")).collect();
+        let matches =
+            |file, label| mutants.iter().filter(|mutant| mutant.file() == file && mutant.label() == label).count();
+        let wrong = self.all().filter(|&(file, label, _)| matches(file, label) != 1);
+        let wrong: Vec<_> = wrong.map(|(file, label, _)| format!("{file} {label}")).collect();
         if !wrong.is_empty() {
             let (listed_in, wrong) = (self.listed_in, wrong.join("\n"));
             bail!("{listed_in}: not exactly one mutant matches each of these; --list names all:\n{wrong}");
         }
         Ok(())
+    }
+
+    /// Returns the file, label and reason of each entry.
+    fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+        let files = self.lists.iter().copied().flatten();
+        files.flat_map(|excused| excused.mutants.iter().map(|&(label, reason)| (excused.file, label, reason)))
     }
 }

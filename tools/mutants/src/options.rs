@@ -69,4 +69,4 @@ Examples:
   cargo xtask mutants --list
 
 The last line is `mutants: N of M caught`. Exit status: 1 if a mutant is not caught and neither
-tools/mutants/src/calls/excused.rs nor tools/mutants/src/values/excused.rs names it.";
+tools/mutants/src/calls/excused.rs nor tools/mutants/src/values/excused/ names it.";

@@ -106,7 +106,7 @@ impl fmt::Display for Register {
 }
 
 impl Mutation for Register {
-    const EXCUSES: Excuses = Excuses { listed_in: "tools/mutants/src/registers.rs", all: &[] };
+    const EXCUSES: Excuses = Excuses { listed_in: "tools/mutants/src/registers.rs", lists: &[] };
 
     fn kinds() -> Vec<&'static str> {
         vec!["save", "restore"]

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Mutants of `crates/vmm`.
+
+use super::LOOK;
+use crate::mutation::Excused;
+
+pub(super) const EXCUSED: &[Excused] = &[
+    Excused {
+        file: "crates/vmm/src/balance.rs",
+        mutants: &[("rate::SCALE: 1 << 20 => a bit more", "the scale only limits how far a rate is rounded")],
+    },
+    Excused {
+        file: "crates/vmm/src/console.rs",
+        mutants: &[
+            ("Console::new: false => true", "a session begins with a grant, which clears it"),
+            ("console::NEVER: u64::MAX => its lowest bit clear", "no byte has that number either"),
+            ("console::NEVER: u64::MAX => a bit more", ALL_BITS),
+        ],
+    },
+    Excused {
+        file: "crates/vmm/src/memory_store.rs",
+        mutants: &[
+            ("memory_store::NEVER: u64::MAX => its lowest bit clear", "no transfer ends that late either"),
+            ("memory_store::NEVER: u64::MAX => a bit more", ALL_BITS),
+            ("MemoryStore::end_next: first > now => false", LOOK),
+        ],
+    },
+    Excused {
+        file: "crates/vmm/src/scheduler/group.rs",
+        mutants: &[("Group::new: 0 => 1 #2", "only the differences between times of a group's clock are read")],
+    },
+];
+
+const ALL_BITS: &str = "the value already has all bits";
