@@ -52,9 +52,9 @@ struct Test {
 }
 
 impl Test {
-    /// Whether it has too many evaluations to judge each mutant.
+    /// Whether it takes too long to judge a mutant that is known to pass.
     fn is_long(&self) -> bool {
-        self.evaluations > SHORT
+        self.evaluations > SHORT || self.took > SHORT_TIME
     }
 }
 
@@ -207,9 +207,10 @@ const WORD: &str = "mutant reached";
 const WITHOUT_MUTANT: Duration = Duration::from_secs(300);
 /// The marker that the limit on evaluations prints.
 const TOO_MANY: &str = "mutant does not end";
-/// A test with more evaluations than this is long. The number of evaluations, and so the verdict, is the same on each
-/// machine.
+/// A test with more evaluations than this is long.
 const SHORT: u64 = 120_000_000;
+/// A test that takes longer than this is long, too: mutants of calls are not counted.
+const SHORT_TIME: Duration = Duration::from_secs(3);
 /// A test with more evaluations than this judges no mutant.
 const MOST_EVALUATIONS: u64 = 4_000_000_000;
 /// The number of evaluations that is always allowed.
@@ -255,9 +256,9 @@ case $TWOFOLD_MUTANT in 7) echo FAILED;; 8) echo mutant does not end: $TWOFOLD_E
 
     #[test]
     fn a_long_test_judges_only_with_patience() {
-        let test = |name: &str, evaluations| {
+        let test = |name: &str, evaluations, took| {
             let reached = BTreeSet::from(["7".to_owned()]);
-            Test { program: 0, name: name.to_owned(), took: Duration::ZERO, evaluations, reached }
+            Test { program: 0, name: name.to_owned(), took, evaluations, reached }
         };
         let programs = vec![TestProgram {
             name: "x y".to_owned(),
@@ -268,10 +269,12 @@ case $TWOFOLD_MUTANT in 7) echo FAILED;; 8) echo mutant does not end: $TWOFOLD_E
             preemptions: 1,
             meetings_only: false,
         }];
-        let tests = Tests { programs, tests: vec![test("short", SHORT), test("long", SHORT + 1)] };
+        let slow = SHORT_TIME + Duration::from_nanos(1);
+        let tests = vec![test("short", SHORT, SHORT_TIME), test("slow", 0, slow), test("long", SHORT + 1, SHORT_TIME)];
+        let tests = Tests { programs, tests };
         let names = |patience| -> Vec<_> {
             tests.batches("7", |_| true, patience).into_iter().flatten().map(|test| test.name.as_str()).collect()
         };
-        assert_eq!((names(Patience::Short), names(Patience::Long)), (vec!["short"], vec!["short", "long"]));
+        assert_eq!((names(Patience::Short), names(Patience::Long)), (vec!["short"], vec!["short", "long", "slow"]));
     }
 }
