@@ -209,7 +209,7 @@ const WITHOUT_MUTANT: Duration = Duration::from_secs(300);
 const TOO_MANY: &str = "mutant does not end";
 /// A test with more evaluations than this is long.
 const SHORT: u64 = 120_000_000;
-/// A test that takes longer than this is long, too: mutants of calls are not counted.
+/// A test that takes longer than this is long, too: evaluations of mutants of calls are not counted.
 const SHORT_TIME: Duration = Duration::from_secs(3);
 /// A test with more evaluations than this judges no mutant.
 const MOST_EVALUATIONS: u64 = 4_000_000_000;
