@@ -86,6 +86,12 @@ impl<'a, P: Platform, G: Granule> Pending<'a, P, Downgrade, G> {
 }
 
 impl<'a, P: Platform, G: Granule, R: RemovalWatcher<G>> Pending<'a, P, R, G> {
+    /// An unmap of no address, which was not counted.
+    pub(crate) fn nothing(stage2: &'a Stage2<P, G>, removed: R) -> Self {
+        let (changed, unlinked, removal) = (Changed::default(), Chain::default(), stage2.removal_id::<R>());
+        Self { stage2, changed, unlinked, removed: Some(removed), removal, changes: 0 }
+    }
+
     /// An unmap. If it has a watcher, [`Stage2::begin_removal`] counted it before it began.
     #[inline(always)]
     pub(crate) fn removal(

@@ -61,8 +61,6 @@ use crate::lockless_walk::EntryLocation;
 use crate::platform::Platform;
 use crate::removal::RemovalWatcher;
 use crate::sequence::Snapshot;
-use crate::tlb::Changed;
-use crate::unlinked::Chain;
 use crate::{Error, Freed, Granule, Ipa, Kib4, Lent, Pending, Run, Stage2, TableSource, Unwatched, primitive};
 
 /// M1: the sample of a grant of lent memory. A window has none, since it is never withdrawn.
@@ -161,10 +159,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
             return Err((Error::NotGranted { ipa: range.start, size: range.end - range.start }, lent));
         }
         if range.is_empty() {
-            let (changed, unlinked) = (Changed::default(), Chain::default());
-            self.begin_removal::<R>();
-            let pending = Pending::removal(self, changed, unlinked, removed, self.removal_id::<R>());
-            return Ok(Withdrawal { pending, lent });
+            return Ok(Withdrawal { pending: Pending::nothing(self, removed), lent });
         }
         self.sequence.count_withdrawal(self.platform()); // T2
         match self.unmap_and::<R, true>(range, tables, removed) {

@@ -137,6 +137,22 @@ fn what_was_never_mapped_comes_back() {
     assert_eq!(withdraw(&mut guest, lent).size(), KIB_4);
 }
 
+/// It does not count as a removal that is pending: a page that was flushed is mapped again without a flush.
+#[test]
+fn what_cannot_be_mapped_comes_back_with_a_report() {
+    let mut guest = guest();
+    (0..2).for_each(|page| super::map(&mut guest, BASE + page * KIB_4, frame(0), Level::L3, &RAM));
+    let pending = guest.stage2.unmap(range(BASE, KIB_4), &mut guest.pool, |_: Broken| ()).unwrap();
+    pending.complete().free(&mut guest.pool);
+    let run = guest.pool.run(1);
+    let lent = guest.stage2.lend(run, BASE, Ipa::new(0)..BASE);
+    let withdrawal = guest.stage2.withdraw(lent, &mut guest.pool, |_: Broken| ()).unwrap();
+    assert_eq!(withdrawal.reclaim(&mut guest.pool).0.size(), KIB_4);
+    guest.machine.events();
+    assert_eq!(guest.stage2.map(BASE, frame(0), Level::L3, &RAM, &mut guest.pool), Ok(Mapped::New));
+    assert_eq!(guest.machine.events(), [Event::Dsb(Domain::IshSt)]);
+}
+
 #[test]
 fn what_is_half_mapped_comes_back() {
     let (mut guest, lent, _) = lent(4);
