@@ -121,10 +121,15 @@ fn what_was_removed_is_flushed_by_its_mapper_while_any_removal_is_pending() {
 /// The walk entry that led to the table must be invalidated too, and the pages that it led to.
 #[test]
 fn a_block_that_is_mapped_before_the_flush_of_a_table_flushes_first() {
+    block_before_the_flush(Unwatched);
+    block_before_the_flush(|_: Broken| ());
+}
+
+fn block_before_the_flush(removed: impl RemovalWatcher) {
     let mut guest = guest(RANGES);
     map_pages(&mut guest, BASE, frame(0), 2);
     map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
-    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, Unwatched).unwrap();
+    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, removed).unwrap();
     guest.watch(BASE);
     let outcome = guest.stage2.map(BASE, frame(0), Level::L2, &RAM, &mut guest.pool);
     assert_eq!(outcome, Ok(Mapped::New));
@@ -136,10 +141,15 @@ fn a_block_that_is_mapped_before_the_flush_of_a_table_flushes_first() {
 
 #[test]
 fn a_table_that_is_linked_before_the_flush_of_the_old_one_flushes_first() {
+    linked_before_the_flush(Unwatched);
+    linked_before_the_flush(|_: Broken| ());
+}
+
+fn linked_before_the_flush(removed: impl RemovalWatcher) {
     let mut guest = guest(RANGES);
     map_pages(&mut guest, BASE, frame(0), 2);
     map_pages(&mut guest, BASE + MIB_2, frame(MIB_2), 1);
-    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, Unwatched).unwrap();
+    let pending = guest.stage2.unmap(range(BASE, MIB_2), &mut guest.pool, removed).unwrap();
     guest.watch(BASE + KIB_4);
     let outcome = guest.stage2.map(BASE + KIB_4, frame(GIB), Level::L3, &RAM, &mut guest.pool);
     assert_eq!(outcome, Ok(Mapped::New));
