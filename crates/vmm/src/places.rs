@@ -128,6 +128,7 @@ mod tests {
         let again: Vec<_> = core::iter::from_fn(|| places.take(page(5))).map(Place::raw).collect();
         assert_eq!(again, [3, 64, 69]);
         assert_eq!(Places::new(0).take(page(0)), None);
+        assert_eq!(Places::new(1).home(page(1)), Place::new(0));
         let mut places = Places::new(64);
         assert_eq!(core::iter::from_fn(|| places.take(page(0))).count(), 64);
     }

@@ -461,6 +461,18 @@ fn a_page_that_comes_just_before_its_request_is_not_lost() {
     assert_eq!(bytes[..2], [1, 7]);
 }
 
+#[test]
+fn a_page_that_is_asked_for_is_counted() {
+    let (guest, held) = target();
+    guest.vm.memory().bring(third(), Waiter::Other(1)).unwrap();
+    let request = held.requests.lock().unwrap().pop().unwrap();
+    held.peer.read(guest.vm.memory(), request);
+    let mut answers = Writer::with_absent(Vec::new(), Compression::Off);
+    assert_eq!(held.peer.ask(&mut answers), Ok(1));
+    assert_eq!(held.peer.ask(&mut answers), Ok(0));
+    held.peer.came(guest.vm.memory(), &came(&[7; 4096])).unwrap();
+}
+
 /// The last page comes in that moment: no page follows on the link, and the page is stored by the CPU that asks.
 #[test]
 fn the_last_page_that_comes_just_before_its_request_is_known_to_have_come() {
