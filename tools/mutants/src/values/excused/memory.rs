@@ -225,7 +225,18 @@ pub(super) const EXCUSED: &[Excused] = &[
                 "OldestProtected::gives_way_to: 0 => 1",
                 "no page is younger than the youngest by more than one round, nor than those of the round before",
             ),
+            (
+                "Generations::make_room: self.ages.is_partial => true",
+                "the clock then asks the pages that have refused to leave once more, with the same answers",
+            ),
         ],
+    },
+    Excused {
+        file: "crates/memory/src/swap/give_up.rs",
+        mutants: &[(
+            "GuestMemory::give_up_pages: platform.interrupt_is_pending() => true",
+            "the caller goes on with the next page, with the same result",
+        )],
     },
     Excused {
         file: "crates/memory/src/swap/peek.rs",
@@ -242,6 +253,23 @@ pub(super) const EXCUSED: &[Excused] = &[
     Excused {
         file: "crates/memory/src/swap/pokes.rs",
         mutants: &[("Pokes::add: 1 => 2", CAPACITY), ("Pokes::add: 1 => 2 #2", NAME)],
+    },
+    Excused {
+        file: "crates/memory/src/swap/single.rs",
+        mutants: &[(
+            "Singles::are_zero: matches!(self.0.last(), Some(Page::Zero)) => true",
+            "the search of all pages finds the same",
+        )],
+    },
+    Excused {
+        file: "crates/memory/src/swap/store.rs",
+        mutants: &[
+            (
+                "PageStore::reads_at_once: false => true",
+                "the read at once that follows refuses, and the page is asked for",
+            ),
+            ("PageStore::read_at_once: false => true", "no caller asks a store for this that does not read at once"),
+        ],
     },
     Excused {
         file: "crates/memory/src/swap/streams.rs",

@@ -196,6 +196,7 @@ pub(super) const EXCUSED: &[Excused] = &[
         file: "crates/stage2/src/map.rs",
         mutants: &[
             ("Stage2::map_with: 1 => 2", PAUSE),
+            ("Stage2::fill_entry: !was_there => true", "what was there is flushed, whatever else is"),
             ("Stage2::fill_entry: !old.has_memory_of(new) => true", OTHER_TYPE),
             ("Stage2::map_to: !CacheMaintenance::new(self.features(), attributes).is_needed() => false", LONG_WAY),
             ("Stage2::map_to: location.entry == Descriptor::INVALID => true", LOOK),
