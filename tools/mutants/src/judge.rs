@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use twofold_launch::Stop;
 
+use crate::mutation::Mutation;
 use crate::outcome::Outcome;
 use crate::parallel::in_parallel;
 use crate::program::{End, Program};
@@ -65,6 +66,13 @@ pub enum Patience {
     Short,
     /// The long ones after the short ones.
     Long,
+}
+
+impl Patience {
+    /// For this mutant. No test catches an excused one, so it would run them all.
+    pub fn with(mutant: &impl Mutation) -> Self {
+        if mutant.excuse().is_some() { Self::Short } else { Self::Long }
+    }
 }
 
 /// Tests that pass without a mutant.

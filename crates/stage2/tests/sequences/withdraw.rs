@@ -137,7 +137,7 @@ fn what_was_never_mapped_comes_back() {
     assert_eq!(withdraw(&mut guest, lent).size(), KIB_4);
 }
 
-/// It does not count as a removal that is pending: a page that was flushed is mapped again without a flush.
+/// A run without addresses is no removal that others wait for: a page that was flushed is mapped again without a flush.
 #[test]
 fn what_cannot_be_mapped_comes_back_with_a_report() {
     let mut guest = guest();

@@ -44,9 +44,7 @@ pub fn judge(workspace: &Workspace, options: &Options, jobs: usize, steps: &Step
     let outcomes = steps.step("mutants", || {
         let outcomes = in_parallel(&chosen, jobs, |_, mutant, bar| {
             let is_for = |program: &TestProgram| judges::is_for(program, mutant);
-            // No test catches an excused mutant, so it would run them all.
-            let patience = if mutant.excuse().is_some() { Patience::Short } else { Patience::Long };
-            let outcome = tests.judge(&mutant.to_string(), is_for, patience, workspace.stop())?;
+            let outcome = tests.judge(&mutant.to_string(), is_for, Patience::with(mutant), workspace.stop())?;
             if let Some(line) = report::survivor(mutant, &outcome) {
                 bar.suspend(|| output::line(&line))?;
             }

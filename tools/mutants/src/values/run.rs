@@ -64,9 +64,8 @@ pub fn judge(workspace: &Workspace, options: &Options, jobs: usize, steps: &Step
     })?;
     let mut outcomes = steps.step("mutants", || {
         let outcomes = in_parallel(&chosen, jobs, |_, (id, value), bar| {
-            // No test catches an excused mutant, so it would run them all.
-            let patience = if value.excuse().is_some() { Patience::Short } else { Patience::Long };
-            let outcome = tests.judge(&id.to_string(), |test| is_own(test, value), patience, workspace.stop())?;
+            let is_for = |test: &TestProgram| is_own(test, value);
+            let outcome = tests.judge(&id.to_string(), is_for, Patience::with(value), workspace.stop())?;
             if is_survivor(value, &outcome) && !is_for_orders(value) {
                 bar.suspend(|| output::line(&format!("{value}: {}", outcome.described())))?;
             }
