@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Starts Twofold's image in QEMU and reports how it ended.
 //!
-//! Every command that boots the hypervisor uses this launcher. A launch has these steps:
+//! Every command that boots the hypervisor uses this launcher. In a checkout its image is in [`built`]'s directory. A
+//! launch has these steps:
 //!
 //! 1. [`GuestSettings`] are checked on the host and written as a bundle file (modules [`guest`], [`devices`], [`image`],
 //!    [`elf`], [`initrd`], [`layout`], [`swap`], [`bundle`]). What a user writes becomes settings in [`spec`] and [`size`].
@@ -21,6 +22,7 @@
 //! the image.
 
 pub mod async_fault;
+pub mod built;
 pub mod bundle;
 pub mod channel;
 pub mod check;

@@ -5,13 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use twofold_launch::built;
 use twofold_launch::image::Image;
 
 /// The image in this command; empty if it was built without.
 static EMBEDDED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/twofold.img"));
-/// Where `cargo xtask build` leaves it.
-const BUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/image/twofold.img");
-
 /// Finds the image. The one in this command is written to `directory`.
 pub fn find(given: Option<&Path>, directory: &Path) -> anyhow::Result<PathBuf> {
     if let Some(path) = given {
@@ -23,7 +21,7 @@ pub fn find(given: Option<&Path>, directory: &Path) -> anyhow::Result<PathBuf> {
         fs::write(&path, EMBEDDED).with_context(|| format!("cannot write {}", path.display()))?;
         return Ok(path);
     }
-    let built = PathBuf::from(BUILT);
+    let built = built::images().join("twofold.img");
     if built.is_file() {
         return Ok(built);
     }

@@ -3,11 +3,11 @@
 //!
 //! Invariant: images that are returned exist. Those of this workspace are built if they are missing.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
+use twofold_launch::built;
 
 /// The paths of the images.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Images {
     ///
     /// An image is missing, and cannot be built.
     pub fn find(directory: Option<&Path>, doing: impl Fn(&str)) -> anyhow::Result<Self> {
-        let images = Self::in_directory(&directory.map_or_else(built, Path::to_owned));
+        let images = Self::in_directory(&directory.map_or_else(built::images, Path::to_owned));
         if directory.is_none() && images.missing().is_some() {
             doing("building the hypervisor's image (cargo xtask build)");
             build(&["build"])?;
@@ -100,7 +100,7 @@ pub fn made_by<const N: usize>(
     directory: Option<&Path>,
     doing: impl Fn(),
 ) -> anyhow::Result<[PathBuf; N]> {
-    let place = directory.map_or_else(built, Path::to_owned);
+    let place = directory.map_or_else(built::images, Path::to_owned);
     let files = names.map(|name| place.join(name));
     let missing = || files.iter().find(|file| !file.is_file());
     if directory.is_none() && missing().is_some() {
@@ -117,31 +117,16 @@ pub fn made_by<const N: usize>(
     Ok(files)
 }
 
-/// Where `cargo xtask build` places the images of this workspace.
-fn built() -> PathBuf {
-    images_in(std::env::var_os("CARGO_TARGET_DIR"))
-}
-
-/// The same for this target directory of Cargo's. [`build`] runs at the top of the workspace, so a relative one begins there.
-fn images_in(target: Option<OsString>) -> PathBuf {
-    let target = target.filter(|path| !path.is_empty()).unwrap_or_else(|| "target".into());
-    workspace().join(target).join("image")
-}
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
 /// Runs `cargo xtask` with these words, with nothing on standard output.
 fn build(words: &[&str]) -> anyhow::Result<()> {
-    let workspace = workspace();
+    let checkout = built::checkout();
     ensure!(
-        workspace.join("xtask").is_dir(),
+        checkout.join("xtask").is_dir(),
         "the hypervisor's image is built from this program's sources, which are not here: use --images DIR"
     );
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.arg("xtask").args(words).current_dir(workspace).stdin(Stdio::null());
+    command.arg("xtask").args(words).current_dir(checkout).stdin(Stdio::null());
     let name = format!("cargo xtask {}", words.join(" "));
     let done = command.output().with_context(|| format!("cannot start `{name}`"))?;
     let said = String::from_utf8_lossy(&done.stderr);
@@ -155,14 +140,6 @@ fn build(words: &[&str]) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use std::fs;
-
-    #[test]
-    fn images_are_in_the_target_directory_that_cargo_has() {
-        let shared = images_in(Some("/shared/target".into()));
-        assert_eq!(shared, Path::new("/shared/target/image"));
-        assert_eq!(images_in(Some("below".into())), workspace().join("below/image"));
-        assert_eq!([images_in(None), images_in(Some("".into()))], [(); 2].map(|()| workspace().join("target/image")));
-    }
 
     #[test]
     fn what_is_missing_is_named() {
