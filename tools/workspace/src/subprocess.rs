@@ -24,6 +24,11 @@ pub fn stop_with(stop: Stop) {
     STOP.get_or_init(|| stop);
 }
 
+/// Returns whether xtask was asked to stop.
+pub fn is_stopped() -> bool {
+    STOP.get().is_some_and(Stop::is_requested)
+}
+
 static STOP: OnceLock<Stop> = OnceLock::new();
 
 /// Runs `command` to its end and collects its output. Its standard input is empty.

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use twofold_workspace::output;
+use twofold_workspace::{output, subprocess};
 
 use super::{heartbeat, slowest};
 use crate::arguments::TestOptions;
@@ -41,10 +41,14 @@ impl Tally {
     }
 }
 
-/// Returns a test that the heartbeat names while it runs.
+/// Returns a test that the heartbeat names while it runs. After a request to stop it does not begin: the harness would
+/// run all the others.
 pub fn trial(name: &str, test: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
     let running = name.to_owned();
-    Trial::test(name, move || heartbeat::during(&running, || slowest::timed(&running, test)))
+    Trial::test(name, move || match subprocess::is_stopped() {
+        true => Err("stopped before it began".into()),
+        false => heartbeat::during(&running, || slowest::timed(&running, test)),
+    })
 }
 
 /// Runs the `trials` that the filters select, `threads` at a time.
