@@ -76,6 +76,8 @@ fn what_cannot_be_pinned_is_refused_whole() {
     rig.end();
 }
 
+/// A debug build alone looks for them.
+#[cfg(debug_assertions)]
 #[test]
 #[should_panic(expected = "are pinned for ever: unpin them")]
 fn pages_that_are_never_unpinned_are_noticed() {
