@@ -262,9 +262,9 @@ impl Frames {
         }
     }
 
-    /// As [`give_data`](Self::give_data), of a guest that is destroyed: also what came from a pool stays here.
+    /// As [`give_data`](Self::give_data), of a guest that is destroyed: also what came from a pool stays here. The frames
+    /// count as data until [`end_guest`](Self::end_guest).
     pub(crate) fn keep_data(&mut self, run: Run) {
-        self.data.taken -= run.size() / FRAME;
         match &self.pool {
             None => self.give_own(run),
             Some(_) => self.add_run(run),
