@@ -3,7 +3,7 @@
 //! line gets from the caches to memory only by cleaning.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,9 +26,10 @@ pub struct Banks(Vec<Bank>);
 /// One range of RAM.
 pub struct Bank {
     start: Pa,
-    size: u64,
+    /// Zero once the memory is freed, so that no pointer into it is given any more.
+    size: Cell<u64>,
     /// The allocation, with one page more for alignment: zeroed memory costs nothing only without an alignment request.
-    allocation: (NonNull<u8>, Layout),
+    allocation: Cell<Option<(NonNull<u8>, Layout)>>,
     cached: NonNull<u8>,
     past_caches: RefCell<Vec<u8>>,
     metadata: Vec<TableMetadata>,
@@ -43,9 +44,9 @@ impl Banks {
         self.0.iter().any(|bank| bank.has(pa, size))
     }
 
-    /// Frees what memory holds past the caches, of a machine that is not used any more and cannot be dropped.
+    /// Frees the memory of a machine that is not used any more and cannot be dropped.
     pub fn forget(&self) {
-        self.0.iter().for_each(|bank| drop(bank.past_caches.take()));
+        self.0.iter().for_each(Bank::forget);
     }
 
     pub fn bank(&self, pa: Pa) -> &Bank {
@@ -100,16 +101,28 @@ impl Bank {
         }
         let past_caches = RefCell::new(vec![if size < LARGE { LEFT_IN_MEMORY } else { 0 }; size as usize]);
         let metadata = (0..size.div_ceil(4096)).map(|_| TableMetadata::new()).collect();
-        Self { start, size, allocation: (all, layout), cached, past_caches, metadata }
+        let (size, allocation) = (Cell::new(size), Cell::new(Some((all, layout))));
+        Self { start, size, allocation, cached, past_caches, metadata }
+    }
+
+    fn forget(&self) {
+        self.size.set(0);
+        drop(self.past_caches.take());
+        if let Some((start, layout)) = self.allocation.take() {
+            // SAFETY: allocated with this layout. The engine and the tests ask for a pointer before each access, and a
+            // bank without bytes gives none.
+            unsafe { dealloc(start.as_ptr(), layout) };
+        }
     }
 
     pub fn has(&self, pa: Pa, size: u64) -> bool {
-        pa >= self.start && pa - self.start + size <= self.size
+        pa >= self.start && pa - self.start + size <= self.size.get()
     }
 
     /// The PA of the host's `address`, if this bank has it.
     pub fn at(&self, address: usize) -> Option<Pa> {
-        let offset = address.checked_sub(self.cached.addr().get()).filter(|offset| *offset < self.size as usize)?;
+        let offset =
+            address.checked_sub(self.cached.addr().get()).filter(|offset| *offset < self.size.get() as usize)?;
         Some(self.start + offset as u64)
     }
 
@@ -147,8 +160,8 @@ impl Bank {
 
     /// Zeroes the whole bank, once, before it is used. A large bank is zero already.
     pub fn make_zero(&self) {
-        if self.size < LARGE {
-            self.zero(self.start, self.size);
+        if self.size.get() < LARGE {
+            self.zero(self.start, self.size.get());
         }
     }
 
@@ -182,7 +195,7 @@ impl Bank {
 
 impl Drop for Bank {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout. The machine and every platform are dropped, so no pointer is left.
-        unsafe { dealloc(self.allocation.0.as_ptr(), self.allocation.1) };
+        // The machine and every platform are dropped, so nothing asks for a pointer any more.
+        self.forget();
     }
 }

@@ -17,7 +17,7 @@ use twofold_stage2::fault::AccessKind;
 
 use crate::machine::PAGE;
 use crate::machine::platform::Event;
-use crate::rig::{Absent, Plan, Rig, ipa, quiet};
+use crate::rig::{Absent, Plan, Rig, abandon, ipa, quiet};
 use crate::store::{Reports, Store};
 
 #[test]
@@ -410,7 +410,7 @@ fn a_block_is_coalesced_while_other_memory_leaves() {
         if !begun.get() {
             break;
         }
-        std::mem::forget(rig);
+        abandon(rig);
     }
     // Most of it is done with the log's lock, for which a page that leaves waits.
     assert!(withdrawn > 1, "{withdrawn}");

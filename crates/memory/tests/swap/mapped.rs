@@ -11,7 +11,7 @@ use twofold_memory::{Answer, Backing, GuestFault, Slot};
 use twofold_stage2::fault::{AccessKind, FaultKind};
 
 use crate::machine::platform::mmu::Leaf;
-use crate::rig::{Plan, Rig, ipa, quiet};
+use crate::rig::{Plan, Rig, abandon, ipa, quiet};
 
 /// No huge page is whole.
 fn rig() -> Rig {
@@ -94,7 +94,7 @@ fn log_stops(tracker: Tracker, access: AccessKind, number: usize) -> bool {
     let is_tracked = possible.get() && leaf.dirty_by_hardware();
     assert!(!is_tracked, "{tracker:?}, {access:?}, before atomic {number}: {leaf:x?}");
     // A stop that was not possible has left locks taken.
-    std::mem::forget(rig);
+    abandon(rig);
     begun.get()
 }
 

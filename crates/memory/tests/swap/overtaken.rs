@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use twofold_memory::dirty::{LogOptions, Tracker};
 
-use crate::rig::{Plan, Rig, ignore, ipa, quiet};
+use crate::rig::{Plan, Rig, abandon, ignore, ipa, quiet};
 
 /// When the page leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ fn overtaken(first: usize, second: usize, leaves: Leaves) -> (bool, bool) {
     rig.machine.set_atomic_hook(|| ());
     let reached = count.get() >= second;
     if impossible.get() {
-        std::mem::forget(rig);
+        abandon(rig);
         return (reached, false);
     }
     if leaves == Leaves::Later {

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use twofold_memory::async_fault::Arrival;
 use twofold_memory::swap::{Located, Unasked, Waiter};
 
-use crate::rig::{Plan, Rig, ignore, ipa, quiet};
+use crate::rig::{Plan, Rig, abandon, ignore, ipa, quiet};
 use crate::store::BROKEN;
 
 type Step = (&'static str, fn(&Rig));
@@ -89,7 +89,7 @@ fn met(before: Step, first: Step, second: Step, number: usize, waits: bool) -> b
     (first.1)(&rig);
     rig.machine.set_atomic_hook(|| ());
     if impossible.get() {
-        std::mem::forget(rig);
+        abandon(rig);
         return true;
     }
     let what = format!("{}; {}, and before its atomic {number}: {}, waits {waits}", before.0, first.0, second.0);
@@ -177,7 +177,7 @@ fn no_page_that_asks_later_takes_the_frame_of_one_that_waits() {
         rig.machine.set_atomic_hook(|| ());
         if begun.get() && !possible.get() {
             // A lock was held there, and the call has left others locked.
-            std::mem::forget(rig);
+            abandon(rig);
             continue;
         }
         assert_eq!(rig.reports.arrived(), [(Waiter::Other(1), Arrival::Present)], "before atomic {number}");

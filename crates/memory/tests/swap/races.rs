@@ -13,7 +13,7 @@ use twofold_memory::dirty::{DirtyPages, LogOptions, Tracker};
 use twofold_memory::swap::{Completions as _, Located, Poked, Unasked};
 use twofold_stage2::fault::AccessKind;
 
-use crate::rig::{Plan, Rig, ignore, ipa, quiet};
+use crate::rig::{Plan, Rig, abandon, ignore, ipa, quiet};
 use crate::store::BROKEN;
 
 /// The page that all of this is about.
@@ -237,8 +237,7 @@ fn race(beginning: Step, first: Step, second: Step, number: usize, waits: bool) 
         rig.check();
     }));
     if impossible.get() {
-        rig.machine.memory.forget();
-        std::mem::forget(rig);
+        abandon(rig);
         return true;
     }
     assert!(done.is_ok(), "{what}");
