@@ -3,7 +3,8 @@
 //! read was written last, no write is missing from the log, and frames and places are kept as they should be at each
 //! step.
 //!
-//! 40 runs, or `TWOFOLD_SWAP_RUNS`. A failure prints its seed; `TWOFOLD_SWAP_SEED` repeats it.
+//! 40 runs, or `TWOFOLD_SWAP_RUNS`, with new seeds, or those from `TWOFOLD_SEED` on. A failure prints its seed;
+//! `TWOFOLD_SWAP_SEED` repeats it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -243,9 +244,11 @@ fn run(seed: u64) {
 #[test]
 fn memory_is_what_was_written() {
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
-    let seeds: Vec<u64> = match number("TWOFOLD_SWAP_SEED") {
-        Some(seed) => vec![seed],
-        None => (0..number("TWOFOLD_SWAP_RUNS").unwrap_or(40)).map(|run| RandomState::new().hash_one(run)).collect(),
+    let runs = 0..number("TWOFOLD_SWAP_RUNS").unwrap_or(40);
+    let seeds: Vec<u64> = match (number("TWOFOLD_SWAP_SEED"), number("TWOFOLD_SEED")) {
+        (Some(seed), _) => vec![seed],
+        (None, Some(first)) => runs.map(|run| first + run).collect(),
+        (None, None) => runs.map(|run| RandomState::new().hash_one(run)).collect(),
     };
     for seed in seeds {
         println!("TWOFOLD_SWAP_SEED={seed}");
