@@ -114,7 +114,7 @@ impl Frames {
         Some(run)
     }
 
-    /// More frames for tables, from those that guests share, within the guest's limit.
+    /// More frames for tables, from those that guests share, within the guest's limit. `None` without such frames.
     #[cold]
     pub(crate) fn add_tables<P: Platform>(&mut self, platform: &P) -> Option<()> {
         self.share.as_mut()?.add_tables(platform)?;

@@ -138,10 +138,8 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
         pages: Pages,
     ) -> Result<Self, Error> {
         let features = frames.features();
-        if frames.are_shared() {
-            // If there are none, the root is what is missing.
-            let _ = frames.add_tables(&platform);
-        }
+        // Only frames that guests share have more. If they have none, the root is what is missing.
+        let _ = frames.add_tables(&platform);
         let root = frames.take_root(&geometry).ok_or(Error::NoRoot { size: geometry.root_size() })??;
         let stage2 = Stage2::new(platform, features, geometry, vmid, root)?;
         Ok(Self {

@@ -135,20 +135,16 @@ impl<P: Platform, G: Granule> GuestMemory<P, G> {
                 return Err(Missing::NoFrames);
             }
         }
-        let Kind::Single(state, zeroed) = ram.page(page) else { return Err(absent) };
-        let mut is_new = false;
-        if matches!(state, Page::Zero | Page::Unready(_)) {
-            let lent = match core::mem::take(state) {
-                Page::Unready(lent) => lent,
-                _ => self.stage2.lend(self.take_frame(page).ok_or(absent)?, page, page..page + G::SIZE),
-            };
-            lent.run().zero_page(platform, features, 0);
-            *zeroed += 1;
-            is_new = true;
-            *state = Page::Present(Present { lent, kept: None });
-        }
+        let Kind::Single(state @ (Page::Zero | Page::Unready(_)), zeroed) = ram.page(page) else { return Err(absent) };
+        let lent = match core::mem::take(state) {
+            Page::Unready(lent) => lent,
+            _ => self.stage2.lend(self.take_frame(page).ok_or(absent)?, page, page..page + G::SIZE),
+        };
+        lent.run().zero_page(platform, features, 0);
+        *zeroed += 1;
+        *state = Page::Present(Present { lent, kept: None });
         match state {
-            Page::Present(Present { lent, kept }) => Ok(Found { lent, offset: 0, kept: Some(kept), zeroed: is_new }),
+            Page::Present(Present { lent, kept }) => Ok(Found { lent, offset: 0, kept: Some(kept), zeroed: true }),
             _ => Err(absent),
         }
     }
