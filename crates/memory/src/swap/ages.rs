@@ -327,6 +327,7 @@ mod tests {
         assert_eq!((ages.ipa(pages[2]), ages.ipa(pages[3])), (start + (PART as u64 + 3) * FRAME, second));
         ages.set_slots(core::iter::once(second..second + FRAME));
         assert_eq!(ages.in_memory(), 1, "the other slot is forgotten");
+        assert!(!ages.is_partial);
         let young = Age::new(Class::Probation, 0);
         ages.set(ages.at(0, second), young);
         assert_eq!((ages.in_memory(), ages.find(young, pages[3])), (1, Some(At::FIRST)), "its hand is behind the last");

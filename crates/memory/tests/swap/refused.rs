@@ -10,8 +10,8 @@ use twofold_memory::swap::{
     AttachError, Clock, FRAMES_PER_VCPU, Generations, LimitError, NotAttached, NotBegun, PinnedFor, Place, SwapOptions,
     Unasked, Waiter, WriteOutError, WrittenOut,
 };
-use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, Slot};
-use twofold_stage2::{Geometry, Kib16, Pa, Vmid};
+use twofold_memory::{Backing, Error, Frames, GuestMemory, Pages, SharedFrames, Slot};
+use twofold_stage2::{Geometry, Kib4, Kib16, Pa, Vmid};
 
 use crate::machine::{HUGE_PAGE, Machine, RAM, device_at};
 use crate::rig::{Absent, FEATURES, Plan, Rig, ipa};
@@ -153,5 +153,21 @@ fn a_guest_with_larger_pages_gets_no_store() {
         AttachError::PageSize { page: 16384 }.to_string(),
         "the guest has pages of 16384 bytes, and a store keeps pages of 4096"
     );
+    memory.destroy(|_| ());
+}
+
+/// A huge page that guests share goes back to them as a whole, so none of its pages may be elsewhere.
+#[test]
+fn a_guest_that_shares_frames_gets_no_store() {
+    let machine = Machine::new(FEATURES, &[(RAM, 3 * HUGE_PAGE)]);
+    let mut frames = Frames::new(FEATURES);
+    frames.add(machine.donate(RAM, 3 * HUGE_PAGE));
+    let shared = Arc::new(SharedFrames::new(&mut frames));
+    let frames = Frames::sharing(FEATURES, shared, 1024);
+    let geometry = Geometry::new(Kib4, 40, &FEATURES).unwrap();
+    let mut memory = GuestMemory::new(machine.platform(), geometry, Vmid::new(1), frames, Pages::Small).unwrap();
+    let options = SwapOptions { vcpus: 1, others: 1, headroom: 0 };
+    let refused = memory.attach_store(Box::new(Store::new()), Box::new(Arc::new(Reports::default())), &options);
+    assert_eq!(refused, Err(AttachError::Shared));
     memory.destroy(|_| ());
 }
