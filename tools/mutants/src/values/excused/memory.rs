@@ -144,7 +144,10 @@ pub(super) const EXCUSED: &[Excused] = &[
     },
     Excused {
         file: "crates/memory/src/guest.rs",
-        mutants: &[("GuestMemory::unmap: self.swap.is_some() => true", NO_COPY)],
+        mutants: &[
+            ("GuestMemory::unmap: self.swap.is_some() => true", NO_COPY),
+            ("GuestMemory::read_in_page: 0 => 1 #2", "each caller sets what was done, or does not look at it"),
+        ],
     },
     Excused {
         file: "crates/memory/src/ram.rs",
@@ -166,6 +169,8 @@ pub(super) const EXCUSED: &[Excused] = &[
     Excused {
         file: "crates/memory/src/slots.rs",
         mutants: &[
+            ("Slots::default: 0 => 1", "every value of the hint is safe: the search checks the slot there"),
+            ("Slots::default: 0 => 1 #2", "slot numbers are only compared for equality"),
             ("Slots::add: 1 => 2", "slot numbers are only compared for equality"),
             ("Slots::remove: 1 => 2", "the slots' generation is only compared for equality, and still rises"),
             (
@@ -185,6 +190,19 @@ pub(super) const EXCUSED: &[Excused] = &[
             ("ages::PART: 64 * PAGES as usize => a bit more", "what is allocated at once is more, and nothing else"),
             ("ages::position: 64 => 65", FOUND_ALONE),
             ("ages::position: false => true", FOUND_ALONE),
+        ],
+    },
+    Excused {
+        file: "crates/memory/src/swap/arrive.rs",
+        mutants: &[
+            (
+                "GuestMemory::begin_at_once: !swap.waiting.lock(platform).add_at_once(page, waiter) => true",
+                "the page comes in its turn, by more locks and with the same result",
+            ),
+            (
+                "GuestMemory::serve: waiting.oldest_wanting().is_none() => false",
+                "the loop looks again, finds none, and ends",
+            ),
         ],
     },
     Excused {
@@ -239,6 +257,13 @@ pub(super) const EXCUSED: &[Excused] = &[
         )],
     },
     Excused {
+        file: "crates/memory/src/swap/limit.rs",
+        mutants: &[
+            ("GuestMemory::wants_frames: !self.frames_are_wanted(swap) => false", LOOKS_AGAIN),
+            ("GuestMemory::frames_are_wanted: waiting.wanting() > 0 => waiting.wanting() >= 0", LOOKS_AGAIN),
+        ],
+    },
+    Excused {
         file: "crates/memory/src/swap/peek.rs",
         mutants: &[
             ("GuestMemory::end_peeks: result.is_ok() => true", "no peek returns the bytes of a read that failed"),
@@ -262,6 +287,13 @@ pub(super) const EXCUSED: &[Excused] = &[
         )],
     },
     Excused {
+        file: "crates/memory/src/swap/state.rs",
+        mutants: &[
+            ("Swap::give_back: spare.len() < SPARE => true", ONE_MORE),
+            ("Swap::give_back: spare.len() < SPARE => spare.len() <= SPARE", ONE_MORE),
+        ],
+    },
+    Excused {
         file: "crates/memory/src/swap/store.rs",
         mutants: &[
             (
@@ -278,7 +310,10 @@ pub(super) const EXCUSED: &[Excused] = &[
     Excused {
         file: "crates/memory/src/swap/waiters.rs",
         mutants: &[
+            ("Waiting::new: 0 => 1", "a bit without an entry is passed over"),
+            ("Waiting::new: 0 => 1 #4", NAME),
             ("Waiting::new: false => true #2", "the CPU that serves first looks once more"),
+            ("Waiting::has: self.count > 0 => true", "the search finds none"),
             ("Waiting::insert: 1 => 2 #3", NAME),
             ("Waiting::queue_peek: 1 => 2", NAME),
         ],
@@ -295,4 +330,7 @@ const START_NUMBER: &str = "start numbers are only compared for equality";
 const LOGGED: &str = "a slot with a log is writable";
 const ANY_MAP: &str = "the first map that is searched affects only the time: a search of all maps follows";
 const FOUND_ALONE: &str = "the search in the block finds the first page, wherever before it it begins";
+const ONE_MORE: &str =
+    "states come back to a full list only if it was refilled within the call, and the list then has one more";
+const LOOKS_AGAIN: &str = "what follows looks again, with the same result";
 const ALIGNED_DOWN: &str = "leaving aligns the address down to its page";
