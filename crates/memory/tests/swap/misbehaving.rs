@@ -216,3 +216,22 @@ fn a_silent_store_stops_only_what_needs_it() {
     assert_eq!(rig.reports.arrived(), [(Waiter::Other(1), Present), (Waiter::Other(2), Present)]);
     rig.end();
 }
+
+/// A page comes that nothing waits for any more, while something waits for another one.
+#[test]
+fn an_arrival_is_reported_only_to_what_waits_for_that_page() {
+    let rig = Rig::new();
+    for page in [0, 1] {
+        rig.write(page);
+        rig.leave(page);
+    }
+    rig.store.get().waits = true;
+    rig.bring(0, 0);
+    rig.bring(1, 1);
+    rig.memory.forget(Waiter::Other(0));
+    rig.store.finish_read(&*rig.memory, 0, Ok(()));
+    assert_eq!(rig.reports.arrived(), []);
+    rig.finish_all();
+    assert_eq!(rig.reports.arrived(), [(Waiter::Other(1), Present)]);
+    rig.end();
+}

@@ -93,6 +93,21 @@ fn a_page_that_is_needed_meanwhile_is_brought() {
     rig.end();
 }
 
+/// What was read for a vCPU is read for the peek as well, even if the page has left again before the peek looks.
+#[test]
+fn a_page_that_was_brought_and_has_left_is_not_read_again() {
+    let rig = absent();
+    let mut peek = rig.memory.peek(ipa(1)).unwrap();
+    assert_eq!(look(&rig, &mut peek), Peeked::Later);
+    rig.bring(1, 7);
+    rig.store.finish_read(&*rig.memory, 0, Ok(()));
+    assert_eq!(rig.reports.arrived(), [(OTHER, Arrival::Present)]);
+    assert_eq!(rig.write_out(1), Ok(twofold_memory::swap::WrittenOut::Freed));
+    assert_eq!((look(&rig, &mut peek), rig.store.reads_so_far()), (Peeked::Read, 1));
+    drop(peek);
+    rig.end();
+}
+
 /// The other way round: the page is on its way already.
 #[test]
 fn a_page_that_is_on_its_way_is_not_read_twice() {
