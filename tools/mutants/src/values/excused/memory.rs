@@ -313,7 +313,13 @@ pub(super) const EXCUSED: &[Excused] = &[
             ("Waiting::new: 0 => 1", "a bit without an entry is passed over"),
             ("Waiting::new: 0 => 1 #4", NAME),
             ("Waiting::new: false => true #2", "the CPU that serves first looks once more"),
-            ("Waiting::has: self.count > 0 => true", "the search finds none"),
+            ("Waiting::has: self.count > 0 => true", FINDS_NONE),
+            ("Waiting::has: self.count > 0 => self.count >= 0", FINDS_NONE),
+            ("Waiting::oldest_wanting: self.wants_nothing() => false", FINDS_NONE),
+            ("Waiting::take_if: self.count == 0 => false", FINDS_NONE),
+            ("Waiting::wanting: self.wants_nothing() => false", FINDS_NONE),
+            ("Waiting::take_alone: !self.wants_nothing() => true", GENERAL_WAY),
+            ("Waiting::take_alone: found.replace((at, entry.waiter)).is_some() => true", GENERAL_WAY),
             ("Waiting::insert: 1 => 2 #3", NAME),
             ("Waiting::queue_peek: 1 => 2", NAME),
         ],
@@ -330,6 +336,8 @@ const START_NUMBER: &str = "start numbers are only compared for equality";
 const LOGGED: &str = "a slot with a log is writable";
 const ANY_MAP: &str = "the first map that is searched affects only the time: a search of all maps follows";
 const FOUND_ALONE: &str = "the search in the block finds the first page, wherever before it it begins";
+const FINDS_NONE: &str = "the search finds none";
+const GENERAL_WAY: &str = "the read ends in the general way, with the same result";
 const ONE_MORE: &str =
     "states come back to a full list only if it was refilled within the call, and the list then has one more";
 const LOOKS_AGAIN: &str = "what follows looks again, with the same result";
