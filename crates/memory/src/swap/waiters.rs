@@ -290,3 +290,27 @@ fn bits(words: &[u64]) -> impl Iterator<Item = usize> {
         rest.take_while(|rest| *rest != 0).map(move |rest| index * WORD + rest.trailing_zeros() as usize)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bit_is_set_while_its_entry_is_in_use() {
+        let (first, count) = (SLOTS, 2 * WORD as u64);
+        let mut waiting = Waiting::new(1, count as u32).unwrap();
+        let used = |waiting: &Waiting| bits(&waiting.used).collect::<Vec<_>>();
+        assert_eq!(used(&waiting), []);
+        for number in 0..count {
+            assert!(waiting.add(Ipa::new(number << 12), Waiter::Other(number)));
+        }
+        assert!(!waiting.add(Ipa::new(0), Waiter::Other(count)), "there is room for no more");
+        let mut expected: Vec<_> = (first..first + count as usize).collect();
+        assert_eq!(used(&waiting), expected);
+        for number in [70, 5, 64] {
+            waiting.remove(Waiter::Other(number));
+            expected.retain(|at| *at != first + number as usize);
+            assert_eq!(used(&waiting), expected);
+        }
+    }
+}
