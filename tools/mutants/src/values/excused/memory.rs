@@ -310,7 +310,6 @@ pub(super) const EXCUSED: &[Excused] = &[
     Excused {
         file: "crates/memory/src/swap/waiters.rs",
         mutants: &[
-            ("Waiting::new: 0 => 1", "a bit without an entry is passed over"),
             ("Waiting::new: 0 => 1 #4", NAME),
             ("Waiting::new: false => true #2", "the CPU that serves first looks once more"),
             ("Waiting::has: self.count > 0 => true", FINDS_NONE),
