@@ -352,6 +352,17 @@ fn a_failing_file_is_reported_with_the_systems_number() {
     assert_eq!((world.store.counts().places, world.store.counts().bytes_used), (0, 0));
 }
 
+/// Nothing serves it, so whatever it accepted would wait.
+#[test]
+fn a_closed_store_accepts_nothing() {
+    let world = World::new(64, file(), &FileStoreOptions::new(64));
+    world.write(1, 1).unwrap();
+    world.store.close();
+    world.begin_leaving(1);
+    assert_eq!((world.memory.frame_use().leaving, world.take_failures().len()), (0, 1));
+    world.check(1, 1);
+}
+
 #[test]
 fn a_closed_store_fails_what_comes_later() {
     let world = World::new(64, file(), &FileStoreOptions::new(64));

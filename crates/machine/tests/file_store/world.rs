@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use twofold_machine::arena::{Arena, ArenaOptions};
@@ -32,7 +32,10 @@ const FEATURES: Features = Features::NONE
 pub struct Reports {
     arrived: Mutex<HashMap<u64, Arrival>>,
     failures: Mutex<Vec<Failure>>,
+    /// Signalled with `arrived` locked, for that and for `serving`.
     changed: Condvar,
+    /// Threads that serve the store.
+    serving: AtomicUsize,
     /// The write-out task has work.
     wanted: Mutex<bool>,
     woken: Condvar,
@@ -98,8 +101,14 @@ impl World {
             }
         }
         std::thread::scope(|scope| {
+            self.reports.serving.fetch_add(threads, Ordering::Relaxed);
             for _ in 0..threads {
-                scope.spawn(|| self.store.serve(&self.memory));
+                scope.spawn(|| {
+                    self.store.serve(&self.memory);
+                    let _arrived = self.reports.arrived.lock().unwrap();
+                    self.reports.serving.fetch_sub(1, Ordering::Release);
+                    self.reports.changed.notify_all();
+                });
             }
             let _closes = Closes(&self.store);
             body()
@@ -133,7 +142,10 @@ impl World {
             match arrived.remove(&number) {
                 Some(Arrival::Present) => return Ok(()),
                 Some(Arrival::Failed) => return Err(Failed),
-                None => arrived = self.reports.changed.wait(arrived).unwrap(),
+                None => {
+                    assert!(self.is_served(), "nothing serves the store");
+                    arrived = self.reports.changed.wait(arrived).unwrap();
+                }
             }
         }
     }
@@ -190,10 +202,19 @@ impl World {
     /// Writes pages out, and waits until they have left or come back.
     pub fn leave(&self, mut pages: core::ops::Range<u64>) -> Result<(), WriteOutError> {
         let left = pages.try_for_each(|page| self.memory.write_out(ipa(page)).map(drop));
-        while self.memory.frame_use().leaving > 0 {
+        loop {
+            let is_served = self.is_served();
+            if self.memory.frame_use().leaving == 0 {
+                return left;
+            }
+            assert!(is_served, "nothing serves the store");
             std::thread::yield_now();
         }
-        left
+    }
+
+    /// Whether a thread serves the store: what is asked for would be waited for without end otherwise.
+    fn is_served(&self) -> bool {
+        self.reports.serving.load(Ordering::Acquire) > 0
     }
 
     /// A page begins to leave.
