@@ -123,6 +123,21 @@ fn an_entity_alone_has_no_limit() {
     assert!(!scheduler.remove(first), "it can run");
 }
 
+/// Otherwise a CPU would set a time that has passed.
+#[test]
+fn a_slice_is_a_tick_at_least() {
+    for (slice, length) in [(0, 1), (1, 1), (2, 2)] {
+        let mut scheduler = twofold_vmm::scheduler::Scheduler::new(1, slice);
+        assert_eq!(scheduler.pick(0, 0).run, None);
+        let group = scheduler.add_group(weight(64));
+        for _ in 0..2 {
+            let entity = scheduler.add(group);
+            assert!(scheduler.wake(entity, 10).0 <= 1);
+        }
+        assert_eq!(scheduler.pick(0, 10).until, 10 + length, "{slice}");
+    }
+}
+
 /// One that wakes takes the CPU of the entity that has run furthest ahead, not the CPU where it ran itself.
 #[test]
 fn the_entity_that_is_furthest_ahead_is_interrupted() {
