@@ -179,7 +179,7 @@ enum State {
 }
 
 impl Scheduler {
-    /// A scheduler for `cpus` CPUs, at most [`MAX_CPUS`], on which no entity runs longer than `slice` while another
+    /// A scheduler for `cpus` CPUs, 1 to [`MAX_CPUS`], on which no entity runs longer than `slice` while another
     /// waits. Each CPU begins with a call of [`Scheduler::pick`].
     pub fn new(cpus: usize, slice: Ticks) -> Self {
         let cpu = Cpu { waiting: Queue::default(), running: None };
@@ -187,7 +187,7 @@ impl Scheduler {
             slice: slice.max(1),
             now: 0,
             contended: ContendedTime::default(),
-            cpus: (0..cpus.min(MAX_CPUS)).map(|_| cpu.clone()).collect(),
+            cpus: (0..cpus.clamp(1, MAX_CPUS)).map(|_| cpu.clone()).collect(),
             idle: 0,
             groups: Vec::new(),
             entities: Vec::new(),
@@ -216,7 +216,7 @@ impl Scheduler {
             group,
             state: State::Blocked,
             virtual_time: 0,
-            home: self.entities.len() % self.cpus.len().max(1),
+            home: self.entities.len() % self.cpus.len(),
             is_woken: false,
             ran: 0,
             stolen: 0,
