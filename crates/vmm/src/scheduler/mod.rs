@@ -126,7 +126,7 @@ pub struct Scheduler {
     now: Ticks,
     contended: ContendedTime,
     cpus: Vec<Cpu>,
-    /// The CPUs that wait for an interrupt, a bit each.
+    /// The CPUs that wait for an interrupt, a bit each. None of them has an entity.
     idle: u64,
     groups: Vec<Group>,
     entities: Vec<Entity>,

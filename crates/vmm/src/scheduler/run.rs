@@ -187,7 +187,6 @@ impl Scheduler {
     #[inline(never)]
     fn pick_again(&mut self, cpu: usize, running: Running, now: Ticks) -> Decision {
         self.settle(cpu, now);
-        self.idle &= !(1 << cpu);
         let is_over = now - running.slice_began >= self.slice;
         let virtual_time = self.entity(running.entity).virtual_time;
         let own = self.cpus[cpu].waiting.first();

@@ -8,5 +8,6 @@ mod machine;
 mod one_call;
 mod races;
 mod shares;
+mod slices;
 mod stolen;
 mod waits;
