@@ -50,13 +50,23 @@ pub(super) const EXCUSED: &[Excused] = &[
     },
     Excused {
         file: "crates/vmm/src/scheduler/run.rs",
-        mutants: &[(
-            "Scheduler::block_for_next: virtual_time + least < next.virtual_time => virtual_time + least <= next.virtual_time",
-            "one that is behind by a slice exactly is lifted by nothing",
-        )],
+        mutants: &[
+            (
+                "Scheduler::block_for_next: virtual_time + least < next.virtual_time => virtual_time + least <= next.virtual_time",
+                "one that is behind by a slice exactly is lifted by nothing",
+            ),
+            ("Scheduler::pick_again: 0 => 1", VIRTUAL_UNIT),
+            ("Scheduler::preferred: own.entity != first.entity => true", "both are the same"),
+            (
+                "Scheduler::is_kept: own.virtual_time <= first.virtual_time + kept => own.virtual_time < first.virtual_time + kept",
+                AT_EQUALITY,
+            ),
+            ("Scheduler::is_kept: own.virtual_time < running => own.virtual_time <= running", AT_EQUALITY),
+        ],
     },
 ];
 
 const VIRTUAL_UNIT: &str = "a tick has thousands of units of virtual time, and only differences are read";
+const AT_EQUALITY: &str = "at equal virtual times either choice keeps the bounds";
 const CLOCK_RATE: &str = "all clocks of groups run twice as fast, and only their ratios count";
 const ALL_BITS: &str = "the value already has all bits";
