@@ -140,6 +140,64 @@ fn frames_that_are_none_are_refused() {
     assert_eq!(receive(&mut switch, 1), None);
 }
 
+/// Two addresses and a type are the shortest frame.
+#[test]
+fn a_frame_may_have_no_content() {
+    let mut switch = Switch::new(&plugs()).unwrap();
+    let shortest = &frame(card(1), card(0), 7)[..14];
+    send(&mut switch, 0, &shortest[..13]);
+    assert_eq!((receive(&mut switch, 1), switch.counters(PortId(0)).refused), (None, 1));
+    send(&mut switch, 0, shortest);
+    assert_eq!(receive(&mut switch, 1).as_deref(), Some(shortest));
+    let counters = switch.counters(PortId(0));
+    assert_eq!((counters.forwarded, counters.refused, counters.dropped), (1, 1, 0));
+}
+
+/// Free places of the table are no addresses, nor is what is left in them.
+#[test]
+fn a_frame_to_an_address_that_no_port_has_goes_to_all() {
+    let mut switch = Switch::new(&plugs()).unwrap();
+    let (nowhere, lowest) = ([0; 6], [0, 0, 0, 0, 0, 1]);
+    let others = |switch: &mut Switch, to| {
+        send(switch, 0, &frame(to, card(0), 7));
+        waiting(switch)
+    };
+    for to in [nowhere, lowest, [0, 0, 0, 0, 0, 2]] {
+        assert_eq!(others(&mut switch, to), [1, 2, 3], "{to:x?}");
+    }
+    // An address moves from a card's port to the uplink, and is forgotten there.
+    let moved = [4, 0, 0, 0, 0, 4];
+    for (port, behind) in [(1, vec![1]), (3, vec![3])] {
+        send(&mut switch, port, &frame(card(0), moved, 7));
+        let _ = waiting(&mut switch);
+        assert_eq!(others(&mut switch, moved), behind);
+        assert_eq!(others(&mut switch, nowhere), [1, 2, 3]);
+    }
+    switch.unplug(PortId(3));
+    switch.plug(PortId(3));
+    for to in [moved, nowhere] {
+        assert_eq!(others(&mut switch, to), [1, 2, 3], "{to:x?}");
+    }
+}
+
+/// An address of any value but 0 is learned.
+#[test]
+fn the_lowest_address_is_one() {
+    let mut switch = Switch::new(&plugs()).unwrap();
+    let lowest = [0, 0, 0, 0, 0, 1];
+    send(&mut switch, 1, &frame(card(0), lowest, 7));
+    let _ = waiting(&mut switch);
+    send(&mut switch, 0, &frame(lowest, card(0), 7));
+    assert_eq!(waiting(&mut switch), [1]);
+}
+
+/// 34 buffers of 2 KiB and 4 KiB of lists a port, 64 addresses of an uplink, and 4 KiB.
+#[test]
+fn the_memory_is_that_of_buffers_and_addresses() {
+    assert_eq!(Switch::memory(0), 5 << 10);
+    assert_eq!(Switch::memory(3), 3 * (72 << 10) + (5 << 10));
+}
+
 /// Port 1 takes nothing: ports 0 and 2 go on.
 #[test]
 fn a_slow_port_stalls_no_other() {
