@@ -41,3 +41,26 @@ fn an_idle_cpu_that_is_interrupted_takes_what_waits() {
     assert_eq!(scheduler.pick(0, 0).run, None);
     assert_eq!(scheduler.wake(second, 0).0, 1, "the other CPU, which is its home, is busy");
 }
+
+/// Of CPUs whose entities have run for as long, the one that wakes takes its own.
+#[test]
+fn an_entity_that_wakes_prefers_its_own_cpu() {
+    for home in 0..2 {
+        let mut scheduler = Scheduler::new(2, SLICE);
+        for cpu in 0..2 {
+            assert_eq!(scheduler.pick(cpu, 0).run, None);
+        }
+        let group = scheduler.add_group(weight(64));
+        // The homes of these are the CPUs in turn.
+        let entities = [(); 4].map(|()| scheduler.add(group));
+        for cpu in 0..2 {
+            assert_eq!(scheduler.wake(entities[cpu], 0).0, 1 << cpu);
+            assert_eq!(scheduler.pick(cpu, 0).run, Some(entities[cpu]));
+        }
+        assert_eq!(scheduler.wake(entities[3 - home], 0).0, 3, "both CPUs set a time");
+        for cpu in 0..2 {
+            assert_eq!(scheduler.pick(cpu, 0).run, Some(entities[cpu]));
+        }
+        assert_eq!(scheduler.wake(entities[2 + home], SLICE - 1).0, 1 << home);
+    }
+}
