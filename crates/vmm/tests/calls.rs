@@ -86,7 +86,10 @@ fn reply(host: &mut Fake, arguments: [u64; 4]) -> Reply {
 fn value(host: &mut Fake, function: u64, argument: u64) -> i64 {
     match reply(host, [function, argument, 0, 0]) {
         Reply::Power(power::Reply::Return(value)) => value as i64,
-        Reply::Values([value, ..]) => value as i64,
+        Reply::Values([value, rest @ ..]) => {
+            assert_eq!(rest, [0; 3], "{function:#x}");
+            value as i64
+        }
         reply => panic!("{function:#x}: {reply:?}"),
     }
 }

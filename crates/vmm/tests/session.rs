@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use twofold_abi::channel::wire::{VERSION, WINDOW_MAX};
 use twofold_abi::channel::{Command, FrameReader, FrameWriter, GuestState, Reason, ToHypervisor, ToLauncher};
 use twofold_vmm::console::{CHUNK, Console};
-use twofold_vmm::session::{Guests, Launcher, Session};
+use twofold_vmm::session::{Guests, Launcher, Sent, Session};
 
 /// An answer: its guest, and what it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,7 @@ enum Answer {
     Figure(Option<u16>, u32, String, u64),
     Position(Option<u16>, u64, u64),
     InputCredit(Option<u16>, u32),
+    Part(Option<u16>, u32, Vec<u8>),
 }
 
 #[derive(Default)]
@@ -49,6 +50,7 @@ impl Launcher for Answers {
             ToLauncher::Statistic { request, key, value } => Answer::Figure(guest, request, key.to_owned(), value),
             ToLauncher::Position { output, input } => Answer::Position(guest, output, input),
             ToLauncher::InputCredit(bytes) => Answer::InputCredit(guest, bytes),
+            ToLauncher::Part { request, bytes } => Answer::Part(guest, request, bytes.to_vec()),
             other => panic!("{other:?} is no answer"),
         });
     }
@@ -81,6 +83,41 @@ impl Guests for Second {
 
     fn console<T>(&self, guest: u16, act: impl FnOnce(&mut Console) -> T) -> Option<T> {
         (guest == 1).then(|| act(&mut self.0.borrow_mut()))
+    }
+}
+
+/// Both guests' consoles are on the channel.
+struct Both([RefCell<Console>; 2]);
+
+impl Guests for Both {
+    fn count(&self) -> u16 {
+        2
+    }
+
+    fn state(&self, guest: u16) -> GuestState {
+        GUESTS[..].state(guest)
+    }
+
+    fn console<T>(&self, guest: u16, act: impl FnOnce(&mut Console) -> T) -> Option<T> {
+        Some(act(&mut self.0[usize::from(guest)].borrow_mut()))
+    }
+}
+
+/// The texts of refusals.
+#[derive(Default)]
+struct Texts(Vec<String>);
+
+impl Launcher for Texts {
+    fn begin(&mut self) {}
+
+    fn send(&mut self, _: Option<u16>, message: &ToLauncher<'_>) {
+        if let ToLauncher::Refused { text, .. } = message {
+            self.0.push((*text).to_owned());
+        }
+    }
+
+    fn offer(&mut self, _: Option<u16>, message: &ToLauncher<'_>) -> bool {
+        panic!("{message:?} is no refusal")
     }
 }
 
@@ -211,15 +248,20 @@ fn an_answer_of_an_older_session_is_not_sent() {
     let take = |session: &mut Session, stream: Vec<u8>, answers: &mut Answers| {
         session.read(&mut &stream[..], &GUESTS[..], answers)
     };
-    let stream = [hello(1, 1, 1), command(1, None, Command::Stop), command(2, None, Command::Stop)].concat();
+    let stop = |request| command(request, Some(0), Command::Stop);
+    let stream = [hello(1, 1, 1), stop(1), stop(2), stop(3)].concat();
     let mut bytes = &stream[..];
-    let [first, second] = [(), ()].map(|()| session.read(&mut bytes, &GUESTS[..], &mut answers).unwrap());
+    let [first, second, third] = [(); 3].map(|()| session.read(&mut bytes, &GUESTS[..], &mut answers).unwrap());
+    second.part(b"half", &session, &mut answers);
+    assert_eq!(answers.0.last(), Some(&Answer::Part(Some(0), 2, b"half".to_vec())));
     second.done(&session, &mut answers);
-    assert_eq!(answers.0.last(), Some(&Answer::Done(None, 2)));
+    assert_eq!(answers.0.last(), Some(&Answer::Done(Some(0), 2)));
     // Also if the next one is refused.
     assert!(take(&mut session, hello(VERSION + 1, VERSION + 1, 2), &mut answers).is_none());
     let before = answers.0.clone();
+    first.part(b"half", &session, &mut answers);
     first.figure(None, "exits.hvc", 1, &session, &mut answers);
+    third.done(&session, &mut answers);
     first.refused(Reason::Failed, format_args!("too late"), &session, &mut answers);
     assert_eq!(answers.0, before);
 }
@@ -242,6 +284,7 @@ fn content_is_kept_for_the_next_command_that_takes_it() {
     read(&[vec![0], hello(1, 1, 5)]);
     let restore = |request, guest| command(request, Some(guest), Command::Restore);
     let other = command(9, Some(0), Command::Statistics);
+    assert_eq!(read(&[content(1, b"first"), restore(8, 1)]), took(&[b"first"], 0));
     assert_eq!(
         read(&[content(0, b"ab"), content(0, b"c"), other, restore(1, 0), restore(2, 0)]),
         took(&[b"", b"abc", b""], 0),
@@ -267,7 +310,11 @@ fn a_state_is_announced_once_and_only_in_a_session() {
     // A guest that came later.
     session.announce(3, GuestState::Running, &mut answers);
     session.announce(3, GuestState::Running, &mut answers);
-    let expected = [(0, GuestState::Reset), (0, GuestState::Running), (3, GuestState::Running)];
+    session.announce(0, GuestState::Running, &mut answers);
+    session.announce(3, GuestState::Running, &mut answers);
+    session.announce(4, GuestState::Stopped, &mut answers);
+    let expected =
+        [(0, GuestState::Reset), (0, GuestState::Running), (3, GuestState::Running), (4, GuestState::Stopped)];
     assert_eq!(answers.0[begun..], expected.map(|(guest, state)| Answer::State(Some(guest), state)));
 }
 
@@ -297,6 +344,41 @@ fn what_cannot_be_taken_is_refused_by_its_reason() {
         refused(None, None, Reason::Malformed),
     ]);
     assert_eq!(answers(&mut session, &stream.concat(), 4096), expected);
+}
+
+#[test]
+fn a_refusal_says_why() {
+    let (mut session, mut texts) = (Session::new(), Texts::default());
+    let stream = [hello(1, 1, 1), command(5, Some(2), Command::Reset), hello(VERSION + 1, VERSION + 1, 2)].concat();
+    assert!(session.read(&mut &stream[..], &GUESTS[..], &mut texts).is_none());
+    assert_eq!(texts.0, ["the last guest is 1".to_owned(), format!("this is version {VERSION}")]);
+}
+
+/// A session begins with credit for each console's input, and ends for each console.
+#[test]
+fn each_console_has_its_part_of_a_session() {
+    let both = Both([(); 2].map(|()| RefCell::new(Console::new(64, 16))));
+    let (mut session, mut answers) = (Session::new(), Answers::default());
+    assert!(session.read(&mut &hello(1, 1, 1)[..], &both, &mut answers).is_none());
+    let credit = answers.0.iter().filter(|answer| matches!(answer, Answer::InputCredit(..))).collect::<Vec<_>>();
+    assert_eq!(credit, [&Answer::InputCredit(Some(0), 16), &Answer::InputCredit(Some(1), 16)]);
+    let chunks = |both: &Both| [0, 1].map(|guest: usize| both.0[guest].borrow_mut().chunk(&mut [0; CHUNK]));
+    for (guest, console) in (0..).zip(&both.0) {
+        console.borrow_mut().write(b'x').unwrap();
+        let credit = [&[0][..], &frame(Some(guest), &ToHypervisor::OutputCredit(9))].concat();
+        assert!(session.read(&mut &credit[..], &both, &mut answers).is_none());
+    }
+    assert_eq!(chunks(&both), [1, 1]);
+    assert!(session.read(&mut &hello(VERSION + 1, VERSION + 1, 2)[..], &both, &mut answers).is_none());
+    assert_eq!(chunks(&both), [0, 0]);
+}
+
+#[test]
+fn a_guest_without_a_console_sends_nothing() {
+    let (mut session, second, mut answers) = (Session::new(), Second::new(), Answers::default());
+    assert!(session.read(&mut &hello(1, 1, 1)[..], &second, &mut answers).is_none());
+    let before = answers.0.len();
+    assert_eq!((session.send(&second, &mut answers), answers.0.len()), (Sent::Nothing, before));
 }
 
 fn piece() -> impl Strategy<Value = Vec<u8>> {

@@ -171,11 +171,13 @@ fn a_frame_to_an_address_that_no_port_has_goes_to_all() {
         send(&mut switch, port, &frame(card(0), moved, 7));
         let _ = waiting(&mut switch);
         assert_eq!(others(&mut switch, moved), behind);
-        assert_eq!(others(&mut switch, nowhere), [1, 2, 3]);
+        for to in [nowhere, lowest] {
+            assert_eq!(others(&mut switch, to), [1, 2, 3], "{to:x?}");
+        }
     }
     switch.unplug(PortId(3));
     switch.plug(PortId(3));
-    for to in [moved, nowhere] {
+    for to in [moved, nowhere, lowest] {
         assert_eq!(others(&mut switch, to), [1, 2, 3], "{to:x?}");
     }
 }
