@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Mutants of `crates/vmm`.
 
-use super::LOOK;
+use super::{LOOK, NAME};
 use crate::mutation::Excused;
 
 pub(super) const EXCUSED: &[Excused] = &[
@@ -62,10 +62,58 @@ pub(super) const EXCUSED: &[Excused] = &[
                 AT_EQUALITY,
             ),
             ("Scheduler::is_kept: own.virtual_time < running => own.virtual_time <= running", AT_EQUALITY),
+            ("Scheduler::first: !self.contended.is_running() => false", "no queue has an entity then"),
+            ("Scheduler::victim: from < furthest.0 => from <= furthest.0", AT_EQUALITY),
+        ],
+    },
+    Excused {
+        file: "crates/vmm/src/session.rs",
+        mutants: &[
+            ("Session::new: 0 => 1", NAME),
+            ("Session::new: 0 => 1 #2", "any guest may be the first whose output is sent"),
+            ("Session::announce: 1 => 2", "a guest that is not there yet has no state that the launcher knows"),
+            ("Session::send: self.open.is_none() => false", "without a session no console may send or grants anything"),
+            ("Session::send: 0 => 1 #2", "the console overwrites what is sent"),
+            ("Session::send: count.min(self.turn + 1) => count.max(self.turn + 1)", ASKED_TWICE),
+            ("Session::send: 1 => 2 #2", ASKED_TWICE),
+            (
+                "Open::keep: content.try_reserve(bytes.len()).is_err() => false",
+                "where the heap is full, the content would end the process instead",
+            ),
+            ("session::take: 1 => 2", NAME),
+            ("session::begin: 0 => 1 #2", "content that is empty is of any guest"),
+            ("session::refuse: 0 => 1", "only the bytes that were written are sent"),
+        ],
+    },
+    Excused {
+        file: "crates/vmm/src/switch/mod.rs",
+        mutants: &[
+            ("Switch::new: 0 => 1 #2", "a buffer that was not filled is refused with that length, too"),
+            ("Switch::new: 0 => 1 #3", "a buffer that was not filled is refused, whatever it holds"),
+            ("Buffer::fill: 0 => 1", "a frame that is too long is refused with that length, too"),
+        ],
+    },
+    Excused {
+        file: "crates/vmm/src/switch/table.rs",
+        mutants: &[
+            ("Table::new: 0 => 1 #2", "the places of a window are taken in turn, from any of them on"),
+            ("Table::learn: false => true #2", "the switch has found the port before"),
+            ("Table::find: is_group(destination) => false", "no address of a group is ever learned"),
+            ("table::number: 8 => 9", "the numbers of two addresses still differ"),
+        ],
+    },
+    Excused {
+        file: "crates/vmm/src/trng.rs",
+        mutants: &[
+            ("trng::NOT_SUPPORTED: -1 => a bit more", SAME_NUMBER),
+            ("trng::INVALID_PARAMETERS: -2 => a bit more", SAME_NUMBER),
+            ("trng::take: 0 => 1 #4", "the last register always has bits of the answer"),
         ],
     },
 ];
 
+const SAME_NUMBER: &str = "all higher bits are set already, so the number is the same";
+const ASKED_TWICE: &str = "a guest whose console has nothing is asked twice";
 const VIRTUAL_UNIT: &str = "a tick has thousands of units of virtual time, and only differences are read";
 const AT_EQUALITY: &str = "at equal virtual times either choice keeps the bounds";
 const CLOCK_RATE: &str = "all clocks of groups run twice as fast, and only their ratios count";
