@@ -18,6 +18,7 @@ fn there_are_1_to_64_cpus() {
 fn a_cpu_that_has_not_begun_is_not_interrupted() {
     let mut scheduler = Scheduler::new(2, SLICE);
     assert_eq!(scheduler.pick(1, 0).run, None);
+    assert!(scheduler.block(1, 0), "nothing runs there");
     let group = scheduler.add_group(weight(64));
     let entity = scheduler.add(group);
     assert_eq!(scheduler.wake(entity, 0).0, 1 << 1);

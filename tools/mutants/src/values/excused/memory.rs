@@ -171,6 +171,7 @@ pub(super) const EXCUSED: &[Excused] = &[
         mutants: &[
             ("Slots::default: 0 => 1", "every value of the hint is safe: the search checks the slot there"),
             ("Slots::default: 0 => 1 #2", "slot numbers are only compared for equality"),
+            ("Slots::default: 0 => 1 #3", "the slots' generation is only compared for equality"),
             ("Slots::add: 1 => 2", "slot numbers are only compared for equality"),
             ("Slots::remove: 1 => 2", "the slots' generation is only compared for equality, and still rises"),
             (

@@ -120,10 +120,6 @@ pub(super) const EXCUSED: &[Excused] = &[
             ("Flushed::drop: !self.unlinked.is_empty() => true", EMPTY_CHAIN),
             ("Flushed::free_unlinked: R::WATCHES => true", "the two watchers differ by type, and neither watches"),
             (
-                "Pending::drop: self.removed.is_some() => true",
-                "a completed change has nothing left to flush, count or free",
-            ),
-            (
                 "Pending::flush_all: !self.changed.is_empty() => true",
                 "the change is already empty, and the traced claim covers no address",
             ),
@@ -325,7 +321,6 @@ pub(super) const EXCUSED: &[Excused] = &[
             ("Stage2::next_block_in: below < Level::L3 => true", MAY_HOLD),
             ("Stage2::next_block_in: below < Level::L3 => below <= Level::L3", MAY_HOLD),
             ("Stage2::refill: 0 => 1", "a table under construction has only tables or only leaves"),
-            ("Stage2::split: G::GROUPS => true", NO_GROUPS),
             ("Stage2::next_to_split: !G::GROUPS => false", NO_GROUPS),
             ("Stage2::split_block: G::LARGEST == Level::L0 => true", "no leaf is at level 0 then"),
         ],

@@ -45,7 +45,8 @@ pub(super) const EXCUSED: &[Excused] = &[
         file: "crates/vmm/src/scheduler/queue.rs",
         mutants: &[
             ("Queue::remove: only.entity == entity => false", "the search of all finds the same"),
-            ("Queue::rise: self.0[above] <= self.0[place] => self.0[above] < self.0[place]", "no two items are equal"),
+            ("Queue::rise: self.0[above] <= self.0[place] => self.0[above] < self.0[place]", NONE_EQUAL),
+            ("Queue::sink: self.0[*least] < self.0[place] => self.0[*least] <= self.0[place]", NONE_EQUAL),
         ],
     },
     Excused {
@@ -56,6 +57,10 @@ pub(super) const EXCUSED: &[Excused] = &[
                 "one that is behind by a slice exactly is lifted by nothing",
             ),
             ("Scheduler::pick_again: 0 => 1", VIRTUAL_UNIT),
+            (
+                "Scheduler::settle: virtual_time < first.virtual_time => virtual_time <= first.virtual_time",
+                "one that is level with the first is lifted by nothing",
+            ),
             ("Scheduler::preferred: own.entity != first.entity => true", "both are the same"),
             (
                 "Scheduler::is_kept: own.virtual_time <= first.virtual_time + kept => own.virtual_time < first.virtual_time + kept",
@@ -115,6 +120,7 @@ pub(super) const EXCUSED: &[Excused] = &[
 const SAME_NUMBER: &str = "all higher bits are set already, so the number is the same";
 const ASKED_TWICE: &str = "a guest whose console has nothing is asked twice";
 const VIRTUAL_UNIT: &str = "a tick has thousands of units of virtual time, and only differences are read";
+const NONE_EQUAL: &str = "no two items of a queue are equal";
 const AT_EQUALITY: &str = "at equal virtual times either choice keeps the bounds";
 const CLOCK_RATE: &str = "all clocks of groups run twice as fast, and only their ratios count";
 const ALL_BITS: &str = "the value already has all bits";
