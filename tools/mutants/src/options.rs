@@ -59,7 +59,8 @@ There are three kinds of mutant. A mutant of a call leaves out or weakens one ba
 operation, lock or ordered access. A mutant of a value changes one comparison's bound, condition, operator, literal or
 constant. A mutant of a register loses one register when a vCPU is saved, or when it is restored.
 The tests that execute a mutant run until one of them fails. A mutant is not caught if no test executes it, or if its
-only effect is that a test exceeds its time limit.
+only effect is that a test exceeds its time limit. One that is not caught is printed when it is found.
+On two CPUs, all mutants of calls have taken half an hour, those of values two hours, builds included.
 
 Examples:
   cargo xtask mutants

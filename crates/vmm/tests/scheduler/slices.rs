@@ -53,13 +53,13 @@ fn an_entity_that_wakes_prefers_its_own_cpu() {
         let group = scheduler.add_group(weight(64));
         // The homes of these are the CPUs in turn.
         let entities = [(); 4].map(|()| scheduler.add(group));
-        for cpu in 0..2 {
-            assert_eq!(scheduler.wake(entities[cpu], 0).0, 1 << cpu);
-            assert_eq!(scheduler.pick(cpu, 0).run, Some(entities[cpu]));
+        for (cpu, entity) in entities[..2].iter().enumerate() {
+            assert_eq!(scheduler.wake(*entity, 0).0, 1 << cpu);
+            assert_eq!(scheduler.pick(cpu, 0).run, Some(*entity));
         }
         assert_eq!(scheduler.wake(entities[3 - home], 0).0, 3, "both CPUs set a time");
-        for cpu in 0..2 {
-            assert_eq!(scheduler.pick(cpu, 0).run, Some(entities[cpu]));
+        for (cpu, entity) in entities[..2].iter().enumerate() {
+            assert_eq!(scheduler.pick(cpu, 0).run, Some(*entity));
         }
         assert_eq!(scheduler.wake(entities[2 + home], SLICE - 1).0, 1 << home);
     }
