@@ -277,3 +277,19 @@ fn the_task_is_woken_if_a_page_that_left_frees_no_frame() {
         rig.end();
     }
 }
+
+/// A store that answers within its call brings one page after another, and not one within another: the stack would grow
+/// with the queue.
+#[test]
+fn pages_that_wait_are_brought_one_after_another() {
+    let rig = Rig::with(Plan { count: 64, huge_pages: 0, singles: 80, ..Plan::default() });
+    (0..40).for_each(|page| rig.write(page));
+    (20..30).for_each(|page| rig.leave(page));
+    assert_eq!(rig.memory.set_limit(30), Ok(0));
+    (20..30).for_each(|page| rig.bring(page, page));
+    assert_eq!(rig.reports.arrived(), []);
+    rig.memory.set_limit(u64::MAX).unwrap();
+    assert_eq!(rig.memory.wants_frames(), 0);
+    assert_eq!((rig.reports.arrived().len(), rig.store.get().most_nested), (10, 1));
+    rig.end();
+}

@@ -46,6 +46,9 @@ pub struct Inner {
     /// Pages that were read and written without requests.
     pub read_at_once: usize,
     pub written_at_once: usize,
+    /// Reads that are answered within each other now, and the most that were.
+    nested: usize,
+    pub most_nested: usize,
     places: u64,
 }
 
@@ -168,8 +171,11 @@ impl PageStore for Store {
             return inner.reads.push(request);
         }
         let result = if inner.fails { Err(BROKEN) } else { Ok(()) };
+        inner.nested += 1;
+        inner.most_nested = inner.most_nested.max(inner.nested);
         drop(inner);
         self.end_read(memory, request, result);
+        self.get().nested -= 1;
     }
 
     fn discard(&self, place: Place) {
