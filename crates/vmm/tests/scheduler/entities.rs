@@ -46,6 +46,7 @@ fn what_is_removed_gives_its_number_to_another() {
     let [first, second, third] = [(); 3].map(|()| scheduler.add(group));
     assert!(scheduler.remove(first));
     assert!(!scheduler.remove(first), "it is gone");
+    assert!(!Scheduler::new(1, SLICE).remove(second), "it is another scheduler's");
     assert!(scheduler.remove(second));
     let other = scheduler.add_group(weight(64));
     assert_ne!(other, group, "the group has a third entity");
