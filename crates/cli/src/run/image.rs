@@ -10,6 +10,7 @@ use twofold_launch::image::Image;
 
 /// The image in this command; empty if it was built without.
 static EMBEDDED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/twofold.img"));
+
 /// Finds the image. The one in this command is written to `directory`.
 pub fn find(given: Option<&Path>, directory: &Path) -> anyhow::Result<PathBuf> {
     if let Some(path) = given {
