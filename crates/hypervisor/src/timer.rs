@@ -5,8 +5,9 @@
 //! list register. The physical counter and timer have the same offset by CNTPOFF_EL2 where the CPU has that. Elsewhere
 //! they trap (CNTHCTL_EL2), and this module emulates them with EL2's timer.
 //!
-//! Invariant: while a CPU runs a vCPU or waits, its EL2 timer is on if and only if something is yet to come there: the end
-//! of the slice, the vCPU's emulated timer, or a deadline (`schedule::deadlines`).
+//! Invariant: while a CPU runs a vCPU or waits, its EL2 timer is set to the first of what is yet to come there: the end of
+//! the slice, the vCPU's emulated timer, or a deadline (`schedule::deadlines`). It is off if nothing is to come. With a time
+//! that never comes it would be as silent, but an emulator in which an idle machine's time passes at once would go there.
 
 use crate::registers::access::Access;
 use crate::{read_sysreg, write_sysreg};
@@ -167,17 +168,17 @@ pub fn machine_time() -> u64 {
     read_sysreg!(CNTPCT_EL0)
 }
 
-/// Sets EL2's timer to the machine's time `at`, or turns it off.
-pub fn arm(at: Option<u64>) {
+/// Sets EL2's timer to the machine's time `at`, or turns it off at [`u64::MAX`].
+pub fn arm(at: u64) {
     arm_for_entry(at);
     crate::sysreg::isb();
 }
 
 /// As [`arm`], before the guest is entered: the ERET is as good as an ISB.
-pub fn arm_for_entry(at: Option<u64>) {
+pub fn arm_for_entry(at: u64) {
     // SAFETY: EL2's timer is EL2's, and its interrupt is expected.
     unsafe {
-        write_sysreg!(CNTHP_CVAL_EL2, at.unwrap_or(u64::MAX));
-        write_sysreg!(CNTHP_CTL_EL2, if at.is_some() { ENABLE } else { 0 });
+        write_sysreg!(CNTHP_CVAL_EL2, at);
+        write_sysreg!(CNTHP_CTL_EL2, if at == u64::MAX { 0 } else { ENABLE });
     }
 }

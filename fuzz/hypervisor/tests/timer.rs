@@ -97,9 +97,9 @@ fn a_timer_from_elsewhere_has_what_a_guest_can_set() {
 
 #[test]
 fn el2s_timer_is_on_only_with_a_time() {
-    timer::arm(Some(77));
+    timer::arm(77);
     assert_eq!((faked::read("CNTHP_CVAL_EL2"), faked::read("CNTHP_CTL_EL2")), (77, 1));
-    timer::arm(None);
+    timer::arm(u64::MAX);
     assert_eq!(faked::read("CNTHP_CTL_EL2"), 0);
 }
 

@@ -58,7 +58,8 @@ pub struct GuestGic {
     sources: Sources,
 }
 
-/// A vCPU, as far as it is kicked.
+/// A vCPU, as far as it is kicked. Its size is a power of two, so that its place in the array is a shift.
+#[repr(align(16))]
 struct Vcpu {
     /// The number of the CPU that has it loaded, or [`NOWHERE`]. It changes under the model's lock.
     cpu: AtomicU32,

@@ -171,8 +171,7 @@ impl ThisCpu {
 
     /// Sets EL2's timer to what comes first, while no vCPU is loaded.
     fn arm(&self) {
-        let first = self.until.min(self.deadlines.first());
-        timer::arm((first != NEVER).then_some(first));
+        timer::arm(self.until.min(self.deadlines.first()));
     }
 
     /// Takes all interrupts that are pending, while no vCPU is loaded.
@@ -185,8 +184,7 @@ impl ThisCpu {
             if intid == self.sources.own_timer {
                 self.deadlines_passed(None);
                 // The line stays high until the timer is off or set anew. Each caller looks for the end of the slice.
-                let first = self.deadlines.first();
-                timer::arm((first != NEVER).then_some(first));
+                timer::arm(self.deadlines.first());
             } else {
                 self.shared_interrupt(intid, None);
             }

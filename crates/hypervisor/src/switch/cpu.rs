@@ -101,7 +101,7 @@ impl LastVcpu {
     #[inline(always)]
     fn is_other(&self, cpu: usize, vcpu: u32) -> bool {
         // Only this CPU uses its element, so no order is needed.
-        let last = &self.0[cpu];
+        let last = &self.0[cpu % self.0.len()];
         let other = last.load(Ordering::Relaxed) != vcpu;
         if other {
             last.store(vcpu, Ordering::Relaxed);

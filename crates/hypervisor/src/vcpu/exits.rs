@@ -101,7 +101,6 @@ impl<'a> Loaded<'a> {
 
     /// T5.
     pub(super) fn put(self) {
-        self.cpu.meter.is_for(Purpose::Switch);
         self.running.put();
     }
 
@@ -133,10 +132,13 @@ impl<'a> Loaded<'a> {
 
     #[inline(always)]
     fn answer(&mut self, esr: u64) -> Option<Leave> {
-        match Fault::from_syndrome(esr) {
-            Some(fault) => self.fault(&fault, esr),
-            None if esr >> 26 & 0x3f == class::WAIT => self.wait(esr),
-            None => self.other(esr),
+        match esr >> 26 & 0x3f {
+            class::DATA_ABORT | class::INSTRUCTION_ABORT => match Fault::from_syndrome(esr) {
+                Some(fault) => self.fault(&fault, esr),
+                None => self.other(esr),
+            },
+            class::WAIT => self.wait(esr),
+            _ => self.other(esr),
         }
     }
 
@@ -391,15 +393,14 @@ impl<'a> Loaded<'a> {
         timer::arm(self.first_due());
     }
 
-    /// The machine's time of what comes first.
+    /// The machine's time of what comes first; [`NEVER`] if nothing is to come.
     #[inline(always)]
-    fn first_due(&self) -> Option<u64> {
+    fn first_due(&self) -> u64 {
         let own = match self.own.timers.physical.rise(self.own.timers.level) {
             Some(time) => timer::of_machine(time, self.vm.counter_offset()),
             None => NEVER,
         };
-        let first = own.min(self.cpu.until).min(self.cpu.deadlines.first());
-        (first != NEVER).then_some(first)
+        own.min(self.cpu.until).min(self.cpu.deadlines.first())
     }
 
     fn guest_time(&self) -> u64 {
