@@ -104,18 +104,20 @@ impl Vgic {
         true
     }
 
-    /// [`unload`](Self::unload) of a vCPU whose list registers are empty, whose PPIs' lines are low, and which neither
-    /// handles an interrupt nor has one that waits. Returns `false` if it is another one: then nothing was done.
+    /// [`unload`](Self::unload) of a vCPU whose PPIs' lines are low, and which neither handles an interrupt nor has one that
+    /// waits. At most the first list register was written, and the guest has ended what it held: a vCPU that takes one SGI
+    /// and then waits is like this. Returns `false` if it is another one: then it is still loaded.
     #[inline(always)]
     #[must_use = "the vCPU is still loaded if this is false"]
     pub fn unload_quiet<I: CpuInterface>(&mut self, vcpu: VcpuId, interface: &mut I) -> bool {
         let Some(state) = self.vcpus.get_mut(vcpu.index()) else { return false };
         let bank = &state.private;
-        let outstanding = bank.line | bank.held | self.busy | state.owed | u32::from(state.slots.used);
+        let outstanding = bank.line | bank.held | self.busy | state.owed;
         // No line is high, so what does not wait in a latch does not wait.
         if outstanding | bank.latch & bank.enabled != 0
             || interface.control() >> control::EOI_COUNT != 0
             || !state.saved.read_quiet(interface)
+            || state.slots.used != 0 && !state.retire_first(interface)
         {
             return false;
         }

@@ -83,6 +83,20 @@ impl Vcpu {
         self.slots.fill_first(index);
         interface.set_list_register(0, register.raw());
     }
+
+    /// S3, if only the first list register was written, with a private interrupt, while no physical interrupt is active for
+    /// one of those: so there is none to deactivate. Returns `false`, and does nothing, if it is otherwise, or if the guest
+    /// has not ended it.
+    #[inline(always)]
+    pub fn retire_first(&mut self, interface: &impl CpuInterface) -> bool {
+        let bank = &mut self.private;
+        let is_plain = self.slots.used == 1 && bank.resident != 0 && bank.activate | bank.deactivate == 0;
+        let is_empty = is_plain && interface.empty() & 1 != 0;
+        if is_empty {
+            (bank.resident, bank.placed, self.slots.used) = (0, 0, 0);
+        }
+        is_empty
+    }
 }
 
 /// What the list registers hold. Each mask has one bit for each list register.
