@@ -46,9 +46,8 @@ pub fn most(event: Event) -> Option<u64> {
     target.into_iter().chain(kvm(event).map(|kvm| kvm / 4)).min()
 }
 
-/// The target of a switch is 700. It was 682 before a vCPU could wait for a page, and is 708 since.
 const MOST: [(Event, u64); 6] =
-    [(HVC, 150), (DISTRIBUTOR, 300), (TICK, 600), (SGI_OTHER, 900), (UART, 350), (SWITCH, 712)];
+    [(HVC, 150), (DISTRIBUTOR, 300), (TICK, 600), (SGI_OTHER, 900), (UART, 350), (SWITCH, 700)];
 
 const KVM: [(Event, u64); 10] = [
     (HVC, 1_285),

@@ -11,8 +11,8 @@ use crate::results::Platform;
 /// Options of `exits`.
 #[derive(Args, Clone, Debug)]
 pub struct ExitsOptions {
-    /// How often each event happens, after once that is not counted: -n 1000
-    #[arg(short = 'n', long = "events", value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    /// How often each event happens, after once that is not counted: -n 10000
+    #[arg(short = 'n', long = "events", value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub events: u64,
 
     /// Where the guest runs: hypervisor, or the kvm of an arm64 host
