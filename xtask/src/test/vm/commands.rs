@@ -252,9 +252,11 @@ fn microseconds(ticks: u64) -> u64 {
 }
 
 /// A guest whose stage 2 has pages of 64 KiB has a dirty log, whose answers are in pages of 4 KiB, and begins
-/// anew. No blocks are made of its RAM. The launcher cannot follow its writes: that is refused by name.
+/// anew. A coalesce makes contiguous groups of 2 MiB of its RAM again, and no blocks, which are larger than the RAM. The
+/// launcher cannot follow its writes: that is refused by name.
 pub fn larger_pages(machines: &Machines) -> anyhow::Result<()> {
     const PAGE: u64 = 64 << 10;
+    const GROUP: u64 = 2 << 20;
     let guests = vec![machines.bare("one", 1, &format!("pace={STEP}"))];
     let (outcome, ()) = machines.driven_by(Image::Kib64, guests, |driver| {
         let mut one = Commanded::begin(driver, 0, "")?;
@@ -271,7 +273,11 @@ pub fn larger_pages(machines: &Machines) -> anyhow::Result<()> {
         ensure!(dirty > 0 && dirty.is_multiple_of(PAGE / 4096), "{dirty} pages of 4 KiB are dirty");
         one.ask(Command::DirtyStop)?.accepted()?;
         let made = one.ask(Command::Coalesce)?.accepted()?.value("coalesce.blocks")?;
-        ensure!(made == 0, "{made} blocks of RAM are made");
+        ensure!((1..=(64 << 20) / GROUP).contains(&made), "{made} groups of RAM are made");
+        let more = one.ask(Command::Coalesce)?.accepted()?.value("coalesce.blocks")?;
+        ensure!(more == 0, "{more} groups of RAM are made again");
+        let blocks = one.statistics()?.value("leaves.blocks_512m")?;
+        ensure!(blocks == 0, "{blocks} blocks of RAM are made");
         one.reset()?;
         one.paces(2)?;
         one.session.ask(None, Command::Quit)?.accepted()?;
