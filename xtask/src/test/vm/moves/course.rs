@@ -46,6 +46,11 @@ pub trait Links: Sync {
         Clock::Real
     }
 
+    /// Whether the present link is known to have reached the target, which then learns of its end.
+    fn has_reached(&self) -> bool {
+        false
+    }
+
     /// The target has a machine, and the guest is on the way to it.
     fn comes(&self, _target: &Arc<Session>) {}
 
@@ -228,8 +233,9 @@ impl Course<'_> {
                         (News::Offered, Some(links)) => links.offered(),
                         _ => {}
                     });
-                if sent.is_err() {
-                    // It may have failed before it connected: then the target still waits.
+                if sent.is_err() && !self.links.is_some_and(Links::has_reached) {
+                    // It may have failed before it connected: then the target still waits. Where it has connected, the target
+                    // could learn of the end of this link first, since it serves several at once.
                     let _ = TcpStream::connect(to);
                 }
                 sent

@@ -94,6 +94,7 @@ fn forged(machines: &Machines, links: &[Link]) -> anyhow::Result<()> {
         links: Mutex::new(links.iter().rev().copied().collect()),
         under_way: Mutex::default(),
         tape: Arc::default(),
+        reached: Arc::default(),
         offered: Arc::default(),
         answered: Arc::default(),
         changed: Arc::default(),
@@ -111,7 +112,9 @@ struct Relay {
     under_way: Mutex<Vec<Link>>,
     /// What was recorded last of each direction: the source's, the target's.
     tape: Arc<[Mutex<Vec<u8>>; 2]>,
-    /// Whether the source has offered the guest on the present link.
+    /// Whether the present link has reached the target.
+    reached: Arc<AtomicBool>,
+    /// Whether the source has offered the guest on it.
     offered: Arc<AtomicBool>,
     /// Whether the target has answered on it.
     answered: Arc<AtomicBool>,
@@ -127,16 +130,18 @@ impl Links for Relay {
     fn next(&self, to: SocketAddr) -> anyhow::Result<Option<SocketAddr>> {
         let Some(link) = lock(&self.links).pop() else { return Ok(None) };
         lock(&self.under_way).push(link);
-        for flag in [&self.offered, &self.answered, &self.changed] {
+        for flag in [&self.reached, &self.offered, &self.answered, &self.changed] {
             flag.store(false, Ordering::Release);
         }
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let tape = Arc::clone(&self.tape);
-        let [offered, answered, changed] = [&self.offered, &self.answered, &self.changed].map(Arc::clone);
+        let [reached, offered, answered, changed] =
+            [&self.reached, &self.offered, &self.answered, &self.changed].map(Arc::clone);
         thread::spawn(move || -> io::Result<()> {
             let (source, _) = listener.accept()?;
             let target = TcpStream::connect(to)?;
+            reached.store(true, Ordering::Release);
             let (up, down) = ((source.try_clone()?, target.try_clone()?), (target, source));
             let of = |stream| match (link, stream) {
                 (Link::Stream(change, place), true) | (Link::Answers(change, place), false) => Some((change, place)),
@@ -161,6 +166,10 @@ impl Links for Relay {
             Ok(())
         });
         Ok(Some(address))
+    }
+
+    fn has_reached(&self) -> bool {
+        self.reached.load(Ordering::Acquire)
     }
 
     fn done(&self, here: &Session) -> anyhow::Result<()> {
