@@ -6,8 +6,8 @@
 //! they trap (CNTHCTL_EL2), and this module emulates them with EL2's timer.
 //!
 //! Invariant: while a CPU runs a vCPU or waits, its EL2 timer is set to the first of what is yet to come there: the end of
-//! the slice, the vCPU's emulated timer, or a deadline (`schedule::deadlines`). It is off if nothing is to come. With a time
-//! that never comes it would be as silent, but an emulator in which an idle machine's time passes at once would go there.
+//! the slice, the vCPU's emulated timer, or a deadline (`schedule::deadlines`). It is off if nothing is to come. A time that
+//! never comes would not do: with QEMU's `-icount sleep=off`, the time of an idle machine jumps to its first timer.
 
 use crate::registers::access::Access;
 use crate::{read_sysreg, write_sysreg};

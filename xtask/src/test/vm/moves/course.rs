@@ -234,8 +234,8 @@ impl Course<'_> {
                         _ => {}
                     });
                 if sent.is_err() && !self.links.is_some_and(Links::has_reached) {
-                    // It may have failed before it connected: then the target still waits. Where it has connected, the target
-                    // could learn of the end of this link first, since it serves several at once.
+                    // It may have failed before it connected: then the target still waits. If it has connected, this
+                    // connection is left out: the target serves several at once, and could report the end of this one first.
                     let _ = TcpStream::connect(to);
                 }
                 sent
