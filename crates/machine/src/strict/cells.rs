@@ -272,6 +272,12 @@ impl Cells {
         }
     }
 
+    /// The last value of a word that `clock` knows; `None` if only later values are kept.
+    pub(crate) fn last_known(&self, word: &AtomicU64, clock: &Clock) -> Option<u64> {
+        let Some(history) = self.histories.get(&address(word)) else { return Some(word.load(Ordering::Relaxed)) };
+        history.newest_known(clock).map(|at| history.values[at].raw)
+    }
+
     /// The store of a word's last value, and its step; `None` if there is no history.
     pub(crate) fn last_stored(&self, word: &AtomicU64) -> Option<(Moment, u64)> {
         let last = self.histories.get(&address(word))?.values.last()?;
@@ -288,9 +294,13 @@ impl History {
     #[inline]
     fn pick(&self, known: &Clock, read: u32, choose: &mut dyn FnMut(usize) -> usize) -> usize {
         let last = self.values.len() - 1;
-        let newest_known = self.values.iter().rposition(|value| known.knows(value.moment)).unwrap_or(0);
-        let oldest = newest_known.max(read.saturating_sub(self.dropped) as usize);
+        let oldest = self.newest_known(known).unwrap_or(0).max(read.saturating_sub(self.dropped) as usize);
         if oldest >= last { last } else { last - choose(last - oldest + 1) }
+    }
+
+    /// The index of the last value that is known.
+    fn newest_known(&self, known: &Clock) -> Option<usize> {
+        self.values.iter().rposition(|value| known.knows(value.moment))
     }
 
     fn push(&mut self, value: Value) {
@@ -553,6 +563,22 @@ mod tests {
         cells.meet();
         cells.settle(&word);
         assert_eq!((may_load(&cells, 1, &word, Relaxed), cells.last_stored(&word)), (vec![1], None));
+    }
+
+    #[test]
+    fn the_last_known_value_is_of_the_last_store_that_is_known() {
+        let (mut cells, [word]) = (Cells::new(2), words());
+        let nothing = Clock::default();
+        assert_eq!(cells.last_known(&word, &nothing), Some(0));
+        cells.store(0, &word, 1, Relaxed, 1);
+        let first = *cells.known(0);
+        assert_eq!(cells.hardware_update(&word, 1, 9, 2), Ok(()));
+        cells.store(0, &word, 2, Relaxed, 3);
+        assert_eq!([&nothing, &first, cells.known(0)].map(|at| cells.last_known(&word, at)), [0, 9, 2].map(Some));
+        for value in 3..20 {
+            cells.store(0, &word, value, Relaxed, value);
+        }
+        assert_eq!((cells.last_known(&word, &first), cells.last_known(&word, cells.known(0))), (None, Some(19)));
     }
 
     #[test]

@@ -40,8 +40,8 @@ impl Model {
             let writes = stale.raw & WRITE != 0 || stale.raw & DIRTY_BY_HARDWARE != 0;
             let counts = match access {
                 Withdrawn::Everything => true,
-                Withdrawn::Writes => writes && self.allows_more_writes(stale, range),
-                Withdrawn::Records => stale.raw & both == both && self.allows_more_writes(stale, range),
+                Withdrawn::Writes => writes && self.allows_more_writes(stale, range, since),
+                Withdrawn::Records => stale.raw & both == both && self.allows_more_writes(stale, range, since),
             };
             stale.root == root
                 && since.knows(stale.changed)
@@ -67,22 +67,29 @@ impl Model {
         Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]))
     }
 
-    /// Whether a leaf that was changed allows writes in `range`, by itself or by hardware, that the leaves which are there
-    /// now do not. A block that
-    /// a table replaced without a break (FEAT_BBM) does so only where the table's leaves were changed since.
-    fn allows_more_writes(&self, stale: &Stale, range: &IpaRange) -> bool {
+    /// Whether a leaf that was changed allows writes in `range`, by itself or by hardware, that the leaves there do not
+    /// allow: neither those of now, nor those that were known at `since`.
+    ///
+    /// A block that a table replaced without a break (FEAT_BBM) does so only where a leaf of the table lost an access later.
+    /// The CPU that took the access away flushes for it. Another CPU need not before it knows of that change. A CPU that
+    /// removes a leaf waits for its own flush.
+    fn allows_more_writes(&self, stale: &Stale, range: &IpaRange, since: &Clock) -> bool {
         if stale.kind != Kind::Leaf || stale.removed {
             return false;
         }
+        let allows_less = |(raw, _): (u64, u8)| stale.raw & !raw & (WRITE | DIRTY_BY_HARDWARE) != 0;
         let mut at = range.start.raw().max(stale.ipa);
         let end = range.end.raw().min(stale.ipa + stale.size());
         while at < end {
-            let level = match self.leaf_of(stale.root, at) {
-                Some((now, _)) if stale.raw & !now & (WRITE | DIRTY_BY_HARDWARE) != 0 => return true,
-                Some((_, level)) => level,
-                // A CPU that removes a leaf waits for its own flush.
-                None => 3,
-            };
+            let now = self.leaf_of(stale.root, at);
+            let mut level = now.map_or(3, |(_, level)| level);
+            if now.is_some_and(allows_less) {
+                let known = self.leaf_known(stale.root, at, since);
+                if known.is_some_and(allows_less) {
+                    return true;
+                }
+                level = known.map_or(3, |(_, known)| level.max(known));
+            }
             let span = self.format.span(level);
             at = at / span * span + span;
         }

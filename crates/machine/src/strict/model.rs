@@ -122,10 +122,20 @@ impl Model {
 
     /// The leaf that translates an address now, and its level.
     pub(crate) fn leaf_of(&self, root: usize, ipa: u64) -> Option<(u64, u8)> {
+        self.leaf_by(root, ipa, |entry| Some(self.read(entry)))
+    }
+
+    /// The leaf that translated an address, and its level, by the last entries that were known at `since`. `None` if there
+    /// was none, or if only later entries are kept.
+    pub(crate) fn leaf_known(&self, root: usize, ipa: u64, since: &Clock) -> Option<(u64, u8)> {
+        self.leaf_by(root, ipa, |entry| self.cells.last_known(self.arena.word(Pa::new(entry))?, since))
+    }
+
+    fn leaf_by(&self, root: usize, ipa: u64, read: impl Fn(u64) -> Option<u64>) -> Option<(u64, u8)> {
         let root = self.tables.root(root);
         let (mut level, mut entry) = (root.level, root.pa + ipa / self.format.span(root.level) * 8);
         loop {
-            let raw = self.read(entry);
+            let raw = read(entry)?;
             match self.format.shape(raw, level) {
                 Shape::Invalid => return None,
                 Shape::Leaf => return Some((raw, level)),

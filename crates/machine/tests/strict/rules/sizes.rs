@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Changes of a mapping's size without a break, on CPUs that allow them (FEAT_BBM), and their effects on accesses.
 
+use std::sync::atomic::Ordering::Acquire;
+
 use twofold_machine::program::{Exit, Instructions};
 use twofold_machine::strict::{Bbm, Breach, Rule, Withdrawn};
 use twofold_stage2::{Attributes, Ipa, Memory, Pa};
 
 use super::SEEDS;
-use super::hand::{BASE, Hand, Machinery, READ_WRITE, table};
+use super::hand::{BASE, Hand, Machinery, READ, READ_WRITE, table};
 use crate::world::{MIB_2, MODERN, PAGE};
 
 /// The block's address: the second entry of the table of level 2.
@@ -56,6 +58,14 @@ fn coalesce(hand: &Hand, flags: u64) {
     hand.make(entry(hand), hand.block(0, &READ_WRITE) | flags);
     flush_block(hand);
     hand.cpu.free_page(old);
+}
+
+/// Splits the block without an invalidation, and returns the entry of its first page.
+fn split_live(hand: &Hand, attributes: &Attributes) -> Pa {
+    hand.make(entry(hand), hand.block(0, attributes));
+    let first = parts(hand, 0, attributes);
+    hand.make(entry(hand), table(first));
+    first
 }
 
 #[test]
@@ -131,6 +141,68 @@ fn at_level_2_the_old_entry_stays_until_it_is_invalidated() {
         hand.make(new, 0);
         hand.make(new, hand.leaf(600, &READ_WRITE));
     });
+}
+
+/// A page of a block that was split without an invalidation loses write permission: a TLB may still hold the block.
+#[test]
+fn at_level_2_what_a_page_lost_is_still_granted_by_the_block_before_it() {
+    for attributes in [READ_WRITE, Attributes { dirty_by_hardware: true, ..READ_WRITE }] {
+        reported(Rule::StillCached, Bbm::Level2WithoutAborts, |hand| {
+            let page = split_live(hand, &attributes);
+            hand.make(page, hand.leaf(0, &READ));
+            hand.expect_flushed(Ipa::new(BLOCK)..Ipa::new(BLOCK + PAGE), Withdrawn::Writes);
+        });
+        allowed(Bbm::Level2WithoutAborts, |hand| {
+            let page = split_live(hand, &attributes);
+            hand.make(page, hand.leaf(0, &READ));
+            hand.expect_flushed(Ipa::new(BLOCK + PAGE)..Ipa::new(BLOCK + MIB_2), Withdrawn::Writes);
+            hand.flush(Ipa::new(BLOCK));
+            hand.expect_flushed(Ipa::new(BLOCK)..Ipa::new(BLOCK + MIB_2), Withdrawn::Writes);
+        });
+    }
+}
+
+/// CPU 0 takes write permission from a page of a block that was split without an invalidation, while CPU 1 ends a flush.
+#[track_caller]
+fn allowed_beside(seed: u64, withdraws: impl Fn(&Hand, Pa) + Sync, learns: impl Fn(&Hand, Pa) + Sync) {
+    let machinery = Machinery::new(MODERN, Bbm::Level2WithoutAborts, 2, seed);
+    let page = machinery.alone(|hand| split_live(hand, &READ_WRITE)).unwrap_or_else(|breach| panic!("{breach}"));
+    let expect = |hand: &Hand| hand.expect_flushed(Ipa::new(BLOCK)..Ipa::new(BLOCK + PAGE), Withdrawn::Writes);
+    let raced = machinery.race(
+        |hand| {
+            withdraws(hand, page);
+            expect(hand);
+        },
+        |hand| {
+            learns(hand, page);
+            expect(hand);
+        },
+    );
+    raced.unwrap_or_else(|breach| panic!("seed {seed}: {breach}"));
+}
+
+/// CPU 1 does not know of the change, for which CPU 0 flushes.
+#[test]
+fn at_level_2_another_cpu_may_be_about_to_flush_the_block_for_a_page() {
+    let withdraws = |hand: &Hand, page| {
+        hand.make(page, hand.leaf(0, &READ));
+        hand.flush(Ipa::new(BLOCK));
+    };
+    (0..SEEDS).for_each(|seed| allowed_beside(seed, withdraws, |_, _| ()));
+}
+
+/// CPU 1 may know that the page was removed, and not that it is there again, with less access.
+#[test]
+fn at_level_2_another_cpu_may_be_about_to_replace_a_page_of_the_block() {
+    let withdraws = |hand: &Hand, page| {
+        hand.make(page, 0);
+        hand.flush(Ipa::new(BLOCK));
+        hand.make(page, hand.leaf(0, &READ));
+    };
+    let learns = |hand: &Hand, page| {
+        hand.cpu.read_entry(page, Acquire);
+    };
+    (0..SEEDS).for_each(|seed| allowed_beside(seed, withdraws, learns));
 }
 
 #[test]
