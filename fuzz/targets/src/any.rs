@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Makes arguments of the engine from bytes.
+//! Makes arguments of the engine, and a guest's faults, from bytes.
 
 use arbitrary::{Result, Unstructured};
 use twofold_devices::Width;
+use twofold_stage2::fault::{AccessKind, FaultKind};
 use twofold_stage2::{Access, Attributes, Execute, Features, Memory, Shareability};
 
 /// Makes an access from one byte.
@@ -23,6 +24,14 @@ pub fn attributes(u: &mut Unstructured<'_>) -> Result<Attributes> {
         dirty_by_hardware,
         software: u.int_in_range(0..=15)?,
     })
+}
+
+pub fn fault_kind(u: &mut Unstructured<'_>) -> Result<FaultKind> {
+    Ok(*u.choose(&[FaultKind::Translation, FaultKind::Permission, FaultKind::AccessFlag])?)
+}
+
+pub fn access_kind(u: &mut Unstructured<'_>) -> Result<AccessKind> {
+    Ok(*u.choose(&[AccessKind::Read, AccessKind::Write, AccessKind::Execute, AccessKind::Maintenance])?)
 }
 
 /// Makes a CPU with `base`'s sizes, and any of the features that affect operands and descriptors.

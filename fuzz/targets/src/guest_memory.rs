@@ -44,11 +44,11 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         match u.int_in_range(0..=9)? {
             0 => world.add_slot(slot(u)?),
             1 | 2 => {
-                let (kind, access) = (kind(u)?, access(u)?);
+                let (kind, access) = (any::fault_kind(u)?, any::access_kind(u)?);
                 world.fault(Ipa::new(address(u)?), kind, access);
             }
             3 => {
-                let access = access(u)?;
+                let access = any::access_kind(u)?;
                 world.touch(Ipa::new(address(u)?), access);
             }
             4 => {
@@ -583,14 +583,6 @@ fn address(u: &mut Unstructured<'_>) -> Result<u64> {
         14 => u.arbitrary::<u64>()? & !0xfff & ((1 << IPA_BITS) - 1),
         _ => u.arbitrary()?,
     })
-}
-
-fn kind(u: &mut Unstructured<'_>) -> Result<FaultKind> {
-    Ok(*u.choose(&[FaultKind::Translation, FaultKind::Permission, FaultKind::AccessFlag])?)
-}
-
-fn access(u: &mut Unstructured<'_>) -> Result<AccessKind> {
-    Ok(*u.choose(&[AccessKind::Read, AccessKind::Write, AccessKind::Execute, AccessKind::Maintenance])?)
 }
 
 /// Makes options, mostly valid ones.

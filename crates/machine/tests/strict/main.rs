@@ -3,6 +3,7 @@
 
 mod allowed;
 mod basics;
+mod coherence;
 mod come_and_go;
 mod controls;
 mod directed;

@@ -17,6 +17,7 @@ mod memories;
 mod moved;
 mod noted;
 mod peer;
+mod peer_alone;
 mod planned;
 mod postcopied;
 mod program;

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Contiguous groups of 16 pages: one sequence for all entries of a group, however many of them change.
 
-use std::cell::Cell;
 use std::ops::ControlFlow;
-use std::rc::Rc;
 
-use twofold_stage2::{
-    Broken, Contiguous, Error, Grouped, Kib4, Marked, Memory, Relaxed, TablePage, TableSource, Unwatched,
-};
+use twofold_stage2::{Broken, Contiguous, Error, Grouped, Kib4, Marked, Memory, Relaxed, Unwatched};
 
 use super::*;
 use crate::platform::window::window;
@@ -16,7 +12,7 @@ use crate::platform::{KIB_4, MIB_2, frame, table};
 pub(super) type Grouping = Contiguous<Kib4>;
 
 pub(super) const SIZE: u64 = 16 * KIB_4;
-const LAST: u64 = SIZE - KIB_4;
+pub(super) const LAST: u64 = SIZE - KIB_4;
 const ALL: Attributes = Attributes::ram(Access::ALL);
 const READ: Attributes = Attributes::ram(Access::READ);
 /// Level hints, and cache maintenance: of data, and of an instruction cache by physical address.
@@ -30,14 +26,14 @@ pub(super) fn guest(features: Features) -> Guest<Grouping> {
 }
 
 /// A guest with a group at [`BASE`], whose first and last page are watched.
-fn grouped(features: Features, attributes: &Attributes) -> Guest<Grouping> {
+pub(super) fn grouped(features: Features, attributes: &Attributes) -> Guest<Grouping> {
     let mut guest = guest(features);
     assert_eq!(map_group(&mut guest, 0, attributes), Ok(Grouped::New));
     watch(&guest);
     guest
 }
 
-fn watch(guest: &Guest<Grouping>) {
+pub(super) fn watch(guest: &Guest<Grouping>) {
     guest.watch(BASE);
     guest.watch(BASE + LAST);
 }
@@ -57,16 +53,16 @@ pub(super) fn map_at(guest: &mut Guest<Grouping>, at: u64, level: Level, attribu
 }
 
 /// Both watched pages, with this access. The entries are written in ascending order.
-fn made(access: Access) -> [Event; 3] {
+pub(super) fn made(access: Access) -> [Event; 3] {
     [sees(BASE, 3, frame(0), access), sees(BASE + LAST, 3, frame(LAST), access), Event::Dsb(Domain::IshSt)]
 }
 
-fn broken() -> [Event; 2] {
+pub(super) fn broken() -> [Event; 2] {
     [sees_nothing(BASE), sees_nothing(BASE + LAST)]
 }
 
 /// The flush of these pages, from the first group's start on.
-fn flush(pages: u64) -> Vec<Event> {
+pub(super) fn flush(pages: u64) -> Vec<Event> {
     let each = (0..pages).map(|page| (Tlbi::Ipas2Le1Is, Reach::At(BASE + page * KIB_4, Some(3))));
     by_ipa(&each.collect::<Vec<_>>())
 }
@@ -541,77 +537,4 @@ fn tables_of_another_type_have_no_groups() {
     let grant = plain.stage2.open(window(frame(0), SIZE), BASE);
     let mapped = grant.map_group(Level::L3, &RAM, &mut plain.pool, &mut |_| ());
     assert_eq!(mapped, Err(Error::NoGroupAtLevel { level: Level::L3 }));
-}
-
-/// A CPU without table pages: all tables are there.
-struct NoPages;
-
-impl TableSource<Grouping> for NoPages {
-    fn take(&mut self) -> Option<TablePage<Grouping>> {
-        None
-    }
-
-    fn give(&mut self, _: TablePage<Grouping>) {
-        unreachable!("no table is unlinked");
-    }
-}
-
-/// What sets DBM on all 16 pages.
-type SetsDbm = fn(&Stage2<Host, Grouping>);
-
-/// Another CPU joins the pages again when their hint has gone. DBM is set on no leaf of a group.
-#[test]
-fn dbm_is_set_beside_a_cpu_that_joins_the_pages_again() {
-    let operations: [SetsDbm; 3] = [
-        |stage2| stage2.set_dbm(range(BASE, SIZE)).unwrap(),
-        |stage2| drop(stage2.set_dbm_clean(range(BASE, SIZE)).unwrap().complete()),
-        |stage2| drop(stage2.set_dbm_clean_mask(BASE, 0xffff).unwrap().complete()),
-    ];
-    for operation in operations {
-        let Guest { machine, stage2, pool, .. } = grouped(HINTS.with_hardware_dirty_state(true), &RAM);
-        let stage2 = Rc::new(stage2);
-        let barriers = Rc::new(Cell::new(0));
-        let (there, counted, mut has_joined) = (stage2.clone(), barriers.clone(), false);
-        machine.set_hook(move |event, _| counted.set(counted.get() + u32::from(*event == Event::Dsb(Domain::IshSt))));
-        machine.set_atomic_hook(move || {
-            // The first barrier is of the flush. At the second the leaves are valid again, and no group is found any more: the
-            // next lock is that of the pass.
-            if barriers.get() == 2 && !has_joined {
-                has_joined = true;
-                let grant = there.open(window(frame(0), SIZE), BASE);
-                let mapped = grant.map_group(Level::L3, &RAM, &mut NoPages, &mut |_| ());
-                assert_eq!(mapped, Ok(Grouped::Joined));
-            }
-        });
-        operation(&stage2);
-        let breaks = machine.events().into_iter().filter(|event| *event == sees_nothing(BASE)).count();
-        assert_eq!(breaks, 3, "the hint goes, the other CPU joins the pages, and the hint goes again");
-        for page in 0..16 {
-            let leaf = stage2.look_up(BASE + page * KIB_4).unwrap().descriptor;
-            assert!(leaf.is_hardware_tracked() && !leaf.is_contiguous(), "{leaf:?}");
-        }
-        drop(pool);
-    }
-}
-
-/// The first pages of the group are passed over: they are not mapped yet. At the lock for the others, it is a group.
-#[test]
-fn a_group_that_another_cpu_makes_behind_the_walk_goes_as_a_whole() {
-    let mut guest = guest(HINTS);
-    (8..16).for_each(|page| map_page(&mut guest, page * KIB_4, &RAM));
-    // It keeps the table.
-    map_page(&mut guest, 4 * SIZE, &RAM);
-    watch(&guest);
-    let Guest { machine, stage2, mut pool, .. } = guest;
-    let stage2 = Rc::new(stage2);
-    let (there, mut has_joined) = (stage2.clone(), false);
-    machine.set_atomic_hook(move || {
-        if !std::mem::replace(&mut has_joined, true) {
-            let grant = there.open(window(frame(0), SIZE), BASE);
-            assert_eq!(grant.map_group(Level::L3, &RAM, &mut NoPages, &mut |_| ()), Ok(Grouped::Joined));
-        }
-    });
-    stage2.unmap(range(BASE, 4 * SIZE), &mut pool, Unwatched).unwrap().complete().free(&mut pool);
-    let joined = [&[sees_nothing(BASE + LAST)][..], &flush(16), &made(RAM.access)].concat();
-    assert_eq!(machine.events(), [&joined[..], &broken(), &flush(16)].concat());
 }

@@ -8,11 +8,11 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-use super::*;
+use super::{groups, *};
 use crate::platform::mmu::{Leaf, Scan};
-use crate::platform::window::ByAddress as _;
+use crate::platform::window::{ByAddress as _, window};
 use crate::platform::{KIB_4, MIB_2, Machine, Pool, frame, frames, table};
-use twofold_stage2::{Broken, Coalesced, Error, Grant, Relaxed, Split, TablePage, TableSource, Unwatched};
+use twofold_stage2::{Broken, Coalesced, Error, Grant, Grouped, Relaxed, Split, TablePage, TableSource, Unwatched};
 
 const ALL: Attributes = Attributes::ram(Access::ALL);
 
@@ -304,4 +304,77 @@ fn a_block_that_is_part_of_a_larger_one_by_now_is_not_split_as_it_was() {
     assert_eq!(leaves.len(), 512 + 511);
     assert!(leaves.iter().all(|leaf| leaf.pa() == frame(leaf.ipa - BASE)));
     assert!(leaves.iter().all(|leaf| (leaf.level == 3) == (leaf.ipa < BASE + MIB_2)));
+}
+
+/// A CPU without table pages: all tables are there.
+struct NoPages;
+
+impl TableSource<groups::Grouping> for NoPages {
+    fn take(&mut self) -> Option<TablePage<groups::Grouping>> {
+        None
+    }
+
+    fn give(&mut self, _: TablePage<groups::Grouping>) {
+        unreachable!("no table is unlinked");
+    }
+}
+
+/// What sets DBM on all 16 pages.
+type SetsDbm = fn(&Stage2<Host, groups::Grouping>);
+
+/// Another CPU joins the pages again when their hint has gone. DBM is set on no leaf of a group.
+#[test]
+fn dbm_is_set_beside_a_cpu_that_joins_the_pages_again() {
+    let operations: [SetsDbm; 3] = [
+        |stage2| stage2.set_dbm(range(BASE, groups::SIZE)).unwrap(),
+        |stage2| drop(stage2.set_dbm_clean(range(BASE, groups::SIZE)).unwrap().complete()),
+        |stage2| drop(stage2.set_dbm_clean_mask(BASE, 0xffff).unwrap().complete()),
+    ];
+    for operation in operations {
+        let Guest { machine, stage2, pool, .. } = groups::grouped(HINTS.with_hardware_dirty_state(true), &RAM);
+        let stage2 = Rc::new(stage2);
+        let barriers = Rc::new(Cell::new(0));
+        let (there, counted, mut has_joined) = (stage2.clone(), barriers.clone(), false);
+        machine.set_hook(move |event, _| counted.set(counted.get() + u32::from(*event == Event::Dsb(Domain::IshSt))));
+        machine.set_atomic_hook(move || {
+            // The first barrier is of the flush. At the second the leaves are valid again, and no group is found any more: the
+            // next lock is that of the pass.
+            if barriers.get() == 2 && !has_joined {
+                has_joined = true;
+                let grant = there.open(window(frame(0), groups::SIZE), BASE);
+                let mapped = grant.map_group(Level::L3, &RAM, &mut NoPages, &mut |_| ());
+                assert_eq!(mapped, Ok(Grouped::Joined));
+            }
+        });
+        operation(&stage2);
+        let breaks = machine.events().into_iter().filter(|event| *event == sees_nothing(BASE)).count();
+        assert_eq!(breaks, 3, "the hint goes, the other CPU joins the pages, and the hint goes again");
+        for page in 0..16 {
+            let leaf = stage2.look_up(BASE + page * KIB_4).unwrap().descriptor;
+            assert!(leaf.is_hardware_tracked() && !leaf.is_contiguous(), "{leaf:?}");
+        }
+        drop(pool);
+    }
+}
+
+/// The first pages of the group are passed over: they are not mapped yet. At the lock for the others, it is a group.
+#[test]
+fn a_group_that_another_cpu_makes_behind_the_walk_goes_as_a_whole() {
+    let mut guest = groups::guest(HINTS);
+    (8..16).for_each(|page| groups::map_page(&mut guest, page * KIB_4, &RAM));
+    // It keeps the table.
+    groups::map_page(&mut guest, 4 * groups::SIZE, &RAM);
+    groups::watch(&guest);
+    let Guest { machine, stage2, mut pool, .. } = guest;
+    let stage2 = Rc::new(stage2);
+    let (there, mut has_joined) = (stage2.clone(), false);
+    machine.set_atomic_hook(move || {
+        if !std::mem::replace(&mut has_joined, true) {
+            let grant = there.open(window(frame(0), groups::SIZE), BASE);
+            assert_eq!(grant.map_group(Level::L3, &RAM, &mut NoPages, &mut |_| ()), Ok(Grouped::Joined));
+        }
+    });
+    stage2.unmap(range(BASE, 4 * groups::SIZE), &mut pool, Unwatched).unwrap().complete().free(&mut pool);
+    let joined = [&[sees_nothing(BASE + groups::LAST)][..], &groups::flush(16), &groups::made(RAM.access)].concat();
+    assert_eq!(machine.events(), [&joined[..], &groups::broken(), &groups::flush(16)].concat());
 }

@@ -6,6 +6,7 @@
 //! The full suite runs with `TWOFOLD_OPERATIONS=10000000`. The operations that had an effect are printed
 //! (`--nocapture`).
 
+mod accesses;
 mod counts;
 mod granules;
 mod layout;

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One step of a CPU: an operation on a guest's tables, or the guest's accesses.
-//!
-//! Each page of a guest is mapped to one of two frames of its own, so a value that is read there was written there.
+//! One step of a CPU: an operation on a guest's tables. At times the guest's accesses come before it (`accesses`).
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 
-use twofold_machine::program::{Abort, Exit, Instructions};
-use twofold_machine::strict::{CpuHandle, Hosted, StrictVcpu, Withdrawn};
-use twofold_stage2::fault::{AccessKind, Fault, FaultKind, ipa_from_hpfar};
+use twofold_machine::strict::{CpuHandle, Hosted, Withdrawn};
 use twofold_stage2::{
     Access, Attributes, Broken, Coalesced, Error, Execute, Grant, Granule, Grouped, Ipa, IpaRange, Leaf, Level, Mapped,
     Marked, Relaxed, RemovalWatcher, Stage2, group_length,
@@ -91,15 +87,15 @@ impl Kind {
 }
 
 pub struct Worker<'a, G: Granule> {
-    cpu: &'a CpuHandle,
-    world: &'a World<G>,
-    layout: Layout<G>,
-    tables: &'a [Stage2<Hosted, G>],
+    pub(super) cpu: &'a CpuHandle,
+    pub(super) world: &'a World<G>,
+    pub(super) layout: Layout<G>,
+    pub(super) tables: &'a [Stage2<Hosted, G>],
     lent: &'a LentMemory,
     /// The vCPU of each guest that ran last on this CPU.
-    vcpus: Vec<Option<u32>>,
-    pages: Scarce<'a, G>,
-    counts: Counts,
+    pub(super) vcpus: Vec<Option<u32>>,
+    pub(super) pages: Scarce<'a, G>,
+    pub(super) counts: Counts,
     operations: u64,
 }
 
@@ -268,7 +264,7 @@ impl<'a, G: Granule> Worker<'a, G> {
         Ok(())
     }
 
-    fn page(&self) -> u64 {
+    pub(super) fn page(&self) -> u64 {
         let page = Layout::<G>::PAGES[self.cpu.draw(8) as usize] * G::SIZE;
         if let Some(giant) = self.layout.giant
             && self.cpu.draw(3) == 0
@@ -302,7 +298,7 @@ impl<'a, G: Granule> Worker<'a, G> {
     }
 
     /// A level, and the start of the leaf of that level around a page.
-    fn leaf_around(&self, page: u64) -> (Level, u64) {
+    pub(super) fn leaf_around(&self, page: u64) -> (Level, u64) {
         let level = match self.cpu.draw(4) {
             0 if self.layout.is_giant(page) => 1,
             0 | 1 => 2,
@@ -321,13 +317,13 @@ impl<'a, G: Granule> Worker<'a, G> {
         }
     }
 
-    fn attributes(&self) -> Attributes {
+    pub(super) fn attributes(&self) -> Attributes {
         let dirty_by_hardware = self.world.features.hardware_dirty_state && self.cpu.draw(2) == 0;
         Attributes { dirty_by_hardware, ..Attributes::ram(self.access()) }
     }
 
     /// The right to map a leaf: of memory that is lent there, or of one of the two frames.
-    fn grant(&self, kind: Kind, guest: usize, ipa: Ipa, size: u64) -> Grant<'a, Hosted, G> {
+    pub(super) fn grant(&self, kind: Kind, guest: usize, ipa: Ipa, size: u64) -> Grant<'a, Hosted, G> {
         let (tables, choice) = (&self.tables[guest], self.cpu.draw(2));
         // A coalesce does not clean what is mapped, which must be the block's own memory. Here it may be another frame.
         let may_be_lent = kind != Kind::Coalesce || self.world.features.forced_write_back;
@@ -576,116 +572,10 @@ impl<'a, G: Granule> Worker<'a, G> {
             }
         }
     }
-
-    fn enter(&mut self, number: usize) -> StrictVcpu<'a> {
-        let tables = &self.tables[number];
-        let vcpu = self.cpu.draw(2) as u32;
-        self.cpu.load(tables.vttbr());
-        if self.vcpus[number].is_some_and(|last| last != vcpu) {
-            tables.invalidate_for_other_vcpu();
-        }
-        self.vcpus[number] = Some(vcpu);
-        let mut guest = self.cpu.enter(tables.vttbr(), tables.vtcr(), vcpu);
-        if let (0, Some(stage1)) = (self.cpu.draw(2), self.layout.stage1()) {
-            *guest.stage1() = stage1;
-        }
-        guest
-    }
-
-    /// A store of the guest's, which may fault.
-    fn store_once(&mut self, number: usize, ipa: u64) {
-        let mut guest = self.enter(number);
-        if guest.store(ipa, ipa / G::SIZE).is_ok() {
-            self.counts.stores += 1;
-        }
-    }
-
-    /// Some accesses of the guest's. Most of their faults are handled.
-    fn run_guest(&mut self, number: usize) {
-        let mut guest = self.enter(number);
-        for _ in 0..1 + self.cpu.draw(6) {
-            let ipa = self.page() + 8 * self.cpu.draw(2);
-            guest.forget_fault();
-            let what = self.cpu.draw(8);
-            while let Err(exit) = self.access_once(&mut guest, ipa, what) {
-                self.counts.faults += 1;
-                let Exit::Abort(abort) = exit else { self.cpu.report(format!("the guest left for {exit:?}")) };
-                if self.cpu.draw(8) == 0 || !self.answer(number, &abort, &mut guest) {
-                    break;
-                }
-            }
-        }
-    }
-
-    fn access_once(&mut self, guest: &mut StrictVcpu<'_>, ipa: u64, what: u64) -> Result<(), Exit> {
-        match what {
-            0..4 => {
-                guest.store(ipa, ipa / G::SIZE)?;
-                self.counts.stores += 1;
-            }
-            4..7 => {
-                let value = guest.load(ipa)?;
-                if value != 0 && value != ipa / G::SIZE {
-                    self.cpu.report(format!("{ipa:#x} holds {value:#x}, which was never written there"));
-                }
-                self.counts.loads += 1;
-            }
-            _ => {
-                guest.fetch(ipa)?;
-                self.counts.fetches += 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Handles a fault as a hypervisor does; returns whether the guest may continue.
-    fn answer(&mut self, number: usize, abort: &Abort, guest: &mut StrictVcpu<'_>) -> bool {
-        let tables = &self.tables[number];
-        let fault = Fault::from_syndrome(abort.esr).unwrap_or_else(|| panic!("{abort:?}"));
-        // The guest's own tables map everything to itself, so `AT` would return the address in FAR_EL2.
-        let ipa = if fault.hpfar_is_valid() { ipa_from_hpfar(abort.hpfar) } else { Ipa::new(abort.far & !0xfff) };
-        let wanted = match fault.access {
-            AccessKind::Read | AccessKind::Maintenance => Access::READ,
-            AccessKind::Write => Access::READ_WRITE,
-            AccessKind::Execute => Access { execute: Execute::ALWAYS, ..Access::READ },
-        };
-        let answered = match fault.kind {
-            FaultKind::Translation => {
-                let (level, start) = self.leaf_around(ipa.raw());
-                let attributes = self.attributes();
-                let grant = self.grant(Kind::Map, number, Ipa::new(start), span_of::<G>(level.raw()));
-                match grant.map(level, &attributes, &mut self.pages) {
-                    Err(Error::TableInTheWay { .. }) => {
-                        let grant = self.grant(Kind::Map, number, ipa.align_down(G::SIZE), G::SIZE);
-                        grant.map(Level::L3, &attributes, &mut self.pages).map(|_| ())
-                    }
-                    mapped => mapped.map(|_| ()),
-                }
-            }
-            FaultKind::AccessFlag => tables.make_young(ipa).map(|_| ()),
-            FaultKind::Permission => tables.relax(ipa, wanted).map(|_| ()),
-        };
-        match answered {
-            Ok(()) => true,
-            // The CPU that unmapped it still has to flush. Until then the guest may hit the entry that its TLB holds.
-            Err(Error::NotMapped { .. }) => {
-                guest.forget_fault();
-                true
-            }
-            // The guest faults again, and gets the frame that is there then.
-            Err(Error::Withdrawn { .. }) => {
-                self.counts.withdrawn += 1;
-                guest.forget_fault();
-                true
-            }
-            Err(Error::NoTablePage { .. }) => false,
-            Err(error) => self.cpu.report(format!("{fault:?} at {ipa}: {error}")),
-        }
-    }
 }
 
 /// The span of a leaf, by its level.
-fn span_of<G: Granule>(level: u8) -> u64 {
+pub(super) fn span_of<G: Granule>(level: u8) -> u64 {
     Layout::<G>::span(level)
 }
 
