@@ -67,12 +67,12 @@ impl Model {
         Err(Broken::new(Rule::StillCached, what).at(stale.ipa, &[stale.entry]))
     }
 
-    /// Whether a leaf that was changed allows writes in `range`, by itself or by hardware, that the leaves there do not
-    /// allow: neither those of now, nor those that were known at `since`.
+    /// Whether a leaf that was changed allows writes in `range`, by itself or by hardware, that the leaves after it do not
+    /// allow: neither the leaves that memory holds now, nor the leaves as the flushing CPU knew them at `since`.
     ///
     /// A block that a table replaced without a break (FEAT_BBM) does so only where a leaf of the table lost an access later.
-    /// The CPU that took the access away flushes for it. Another CPU need not before it knows of that change. A CPU that
-    /// removes a leaf waits for its own flush.
+    /// The CPU that took the access away flushes for it. Another CPU has to flush for it only if it knows of that change. A
+    /// CPU that removes a leaf waits for its own flush.
     fn allows_more_writes(&self, stale: &Stale, range: &IpaRange, since: &Clock) -> bool {
         if stale.kind != Kind::Leaf || stale.removed {
             return false;
