@@ -100,7 +100,8 @@ impl LastVcpu {
     /// Notes that `vcpu` runs on this CPU; returns whether another one, or none, ran there last.
     #[inline(always)]
     fn is_other(&self, cpu: usize, vcpu: u32) -> bool {
-        // Only this CPU uses its element, so no order is needed. `%` changes no number, and leaves no check of the bounds.
+        // Only this CPU uses its element, so no order is needed. `%` changes no number: it only spares a check
+        // of the bounds.
         let last = &self.0[cpu % self.0.len()];
         let other = last.load(Ordering::Relaxed) != vcpu;
         if other {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The store whose pages are at the source, without a guest: pages come, are asked for, and links are cut, in each order.
+//! The peer, which is the store whose pages are at the source, without a guest that runs: pages come, are asked for, and
+//! links are cut, in each order.
 
 use std::sync::{Arc, Mutex};
 

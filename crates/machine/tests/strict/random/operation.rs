@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One step of a CPU: an operation on a guest's tables. At times the guest's accesses come before it (`accesses`).
+//! One step of a CPU: an operation on a guest's tables. At times the guest's accesses come before it (module
+//! `accesses`).
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;

@@ -162,7 +162,8 @@ fn at_level_2_what_a_page_lost_is_still_granted_by_the_block_before_it() {
     }
 }
 
-/// CPU 0 takes write permission from a page of a block that was split without an invalidation, while CPU 1 ends a flush.
+/// A block was split without an invalidation. CPU 0 `withdraws` write permission from a page of it. At the same time CPU 1
+/// `learns` what it reads of that page, and relies on a flush of its own.
 #[track_caller]
 fn allowed_beside(seed: u64, withdraws: impl Fn(&Hand, Pa) + Sync, learns: impl Fn(&Hand, Pa) + Sync) {
     let machinery = Machinery::new(MODERN, Bbm::Level2WithoutAborts, 2, seed);
