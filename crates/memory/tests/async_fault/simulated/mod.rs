@@ -103,14 +103,15 @@ fn no_token_is_lost_in_any_order() {
         RngSeed::Fixed(seed) => seed,
         RngSeed::Random => RandomState::new().hash_one(0),
     };
-    let rng_seed = RngSeed::Fixed(seed);
-    let config = ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() };
     let total = Cell::new(Seen::default());
-    // Some parts are rare: more cases follow until each was used.
-    let mut runner = TestRunner::new(config);
+    // Some parts are rare: more cases follow until each was used. A runner counts its cases over all its runs, so each
+    // round has its own, with the next seed.
     let mut all_used = false;
-    for _ in 0..20 {
-        let outcome = runner.run(&any_case(), |case| {
+    for round in 0..20 {
+        let seed = seed.wrapping_add(round);
+        let rng_seed = RngSeed::Fixed(seed);
+        let config = ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() };
+        let outcome = TestRunner::new(config).run(&any_case(), |case| {
             total.set(total.get() + run(&case));
             Ok(())
         });
