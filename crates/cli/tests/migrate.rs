@@ -50,12 +50,17 @@ fn a_guest_moves_back_and_forth_in_every_way() {
     let series = results["series"].as_array().unwrap();
     let names: Vec<_> = series.iter().map(|one| one["configuration"]["tracker"].as_str().unwrap()).collect();
     assert_eq!(names, WAYS);
+    // On a busy machine a move may begin before the first point.
+    let mut steady = 0;
     for one in series {
         assert_eq!(one["events"][1][1], "switch");
-        assert!(one["points"].as_array().unwrap().len() >= 4, "{one}");
+        let points = one["points"].as_array().unwrap();
+        assert!(points.len() >= 4, "{one}");
+        steady += usize::from(points[0][0].as_f64() < one["events"][0][0].as_f64());
     }
     let page = std::fs::read_to_string(page).unwrap();
-    assert_eq!((page.matches("<td>switch</td>").count(), page.matches("requests per second, steady").count()), (6, 6));
+    let count = |what: &str| page.matches(what).count();
+    assert_eq!((count("<td>switch</td>"), count("requests per second, steady")), (6, steady));
 }
 
 /// The link carries too little for pre-copy: each page is compared all the same, before the switch or as it comes.
