@@ -17,7 +17,9 @@ pub enum Error {
         granule: &'static str,
     },
     /// The IPA space has more bits than addresses in descriptors of this granule.
-    #[error("an IPA space of {ipa_bits} bits does not fit the granule of {granule}: more than 48 need FEAT_LPA2")]
+    #[error(
+        "an IPA space of {ipa_bits} bits does not fit the granule of {granule}: more than 48 need one with FEAT_LPA2"
+    )]
     IpaBitsOfGranule {
         /// The size that was asked for, in bits.
         ipa_bits: u32,
@@ -30,11 +32,19 @@ pub enum Error {
     ShareabilityOfLpa2,
     /// The IPA space must have at least 32 bits, and no more than the CPU's physical addresses
     /// (ID_AA64MMFR0_EL1.PARange).
-    #[error("an IPA space of {ipa_bits} bits is not supported here: use 32 to {most}")]
+    #[error("an IPA space of {ipa_bits} bits: it has at least 32, and at most {most} on this CPU")]
     IpaBits {
         /// The size that was asked for, in bits.
         ipa_bits: u32,
         /// The most bits that this CPU translates with this granule.
+        most: u32,
+    },
+    /// The geometry was made from the features of another CPU, which has more bits of physical address.
+    #[error("the geometry has {bits} bits of physical address, and the CPU {most}: make both from the same features")]
+    GeometryOfOtherCpu {
+        /// The bits of the geometry.
+        bits: u32,
+        /// Those of the features.
         most: u32,
     },
     /// The VMID does not fit the CPU's width.
@@ -45,16 +55,19 @@ pub enum Error {
         /// The number of bits that the CPU has.
         bits: u32,
     },
-    /// CPUs use all VMIDs that trees share ([`Vmids`](crate::Vmids)), or there are none.
+    /// CPUs use all VMIDs that trees share ([`Vmids`](crate::Vmids)).
     #[error("all of the {slots} VMIDs to share are in use: each CPU needs two")]
     NoVmid {
         /// The number of VMIDs.
         slots: usize,
     },
+    /// There is no slot for a VMID, or the platform has no VMIDs for trees to share ([`Platform::vmids`](crate::Platform::vmids)).
+    #[error("there are no VMIDs to share: the platform has no `Vmids`, or these have no slot")]
+    NoSharedVmids,
     /// A feature has a value that the architecture does not have (Arm ARM DDI 0487K.a, D23.2): the engine would clean or zero
     /// too little.
     #[error(
-        "no CPU has a `{feature}` of {value}: sizes are powers of two, `DC ZVA` zeroes at most 2048 bytes, VMIDs have at most 16 bits"
+        "no CPU has a `{feature}` of {value}: sizes are powers of two, `DC ZVA` zeroes at most 2048 bytes, VMIDs have at most 16 bits, and FEAT_BBM has levels 0 to 2"
     )]
     Feature {
         /// The field of [`Features`](crate::Features).
@@ -77,6 +90,14 @@ pub enum Error {
         address: u64,
         /// The alignment that it must have, in bytes.
         size: u64,
+    },
+    /// Blocks are split in chunks of a power of two, at least a page.
+    #[error("a chunk of {size:#x} bytes is no power of two of at least {least:#x}")]
+    Chunk {
+        /// The size that was asked for, in bytes.
+        size: u64,
+        /// The size of a page in bytes.
+        least: u64,
     },
     /// A range is empty, or ends before it starts.
     #[error("the range {start} to {end} is empty")]

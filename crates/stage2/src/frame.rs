@@ -32,6 +32,7 @@
 
 use core::marker::PhantomData;
 
+use crate::granule::pa_bits;
 use crate::platform::{Dc, Platform};
 use crate::primitive::{self, Ordering, Word};
 use crate::{Features, Geometry, Granule, Kib4, Pa};
@@ -123,27 +124,31 @@ impl Run {
         }
     }
 
-    /// Its pages, one by one.
+    /// Its pages of 4 KiB, one by one. For larger pages, cut them by [`split_at`](Self::split_at).
     pub fn into_pages(self) -> impl Iterator<Item = Self> {
         (0..self.size / TablePage::SIZE)
             .map(move |page| Self { pa: self.pa + page * TablePage::SIZE, size: TablePage::SIZE })
     }
 
-    /// A page for a table. Returns the run itself if it is not exactly one page of the granule, aligned to its size.
+    /// A page for a table. Returns the run itself if it is not exactly one page of the granule, aligned to its size, or
+    /// if a descriptor cannot hold its address: one of 4 or 16 KiB without FEAT_LPA2 has 48 bits.
+    #[inline(never)] // else a loop over pages becomes two, 900 bytes
     pub fn into_table<G: Granule>(self, features: &Features) -> Result<TablePage<G>, Self> {
         // A run is aligned to 4 KiB.
-        if self.size == G::SIZE && (G::SHIFT == Kib4::SHIFT || self.pa.is_aligned(G::SIZE)) {
+        let is_page = self.size == G::SIZE && (G::SHIFT == Kib4::SHIFT || self.pa.is_aligned(G::SIZE));
+        if is_page && self.pa.raw() >> pa_bits::<G>(features) == 0 {
             Ok(TablePage::from_tree(self.pa, features))
         } else {
             Err(self)
         }
     }
 
-    /// Memory for a root table of this shape. Returns the run itself if it has another size, or is not aligned to that
-    /// size.
+    /// Memory for a root table of this shape. Returns the run itself if it has another size, is not aligned to that
+    /// size, or is outside the physical address space ([`Geometry::pa_bits`]).
     pub fn into_root<G: Granule>(self, geometry: &Geometry<G>) -> Result<Root, Self> {
         let size = geometry.root_size();
-        if self.size == size && self.pa.is_aligned(size) { Ok(Root { pa: self.pa, size }) } else { Err(self) }
+        let fits = self.size == size && self.pa.is_aligned(size) && self.pa.raw() >> geometry.pa_bits() == 0;
+        if fits { Ok(Root { pa: self.pa, size }) } else { Err(self) }
     }
 
     /// Zeroes the page that begins `offset` bytes into the run. `offset` is a multiple of 4 KiB.
@@ -329,7 +334,7 @@ fn zero<P: Platform>(platform: &P, zero_block: u64, pa: Pa, size: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Kib64;
+    use crate::{Kib4Lpa2, Kib64};
 
     fn run(start: u64, size: u64) -> Run {
         // SAFETY: nothing is accessed through it here.
@@ -380,6 +385,26 @@ mod tests {
         assert_eq!(table.into_run(), run(0x10_0000, 0x1_0000));
         assert!(run(0x10_0000, 0x1000).into_table::<Kib64>(&Features::NONE).is_err());
         assert!(run(0x10_8000, 0x1_0000).into_table::<Kib64>(&Features::NONE).is_err(), "not aligned");
+    }
+
+    /// Descriptors without FEAT_LPA2 hold 48 bits, whatever the CPU has: the engine would look for the table elsewhere.
+    #[test]
+    fn a_table_is_where_descriptors_can_point() {
+        let wide = Features::NONE.with_pa_bits(52).with_lpa2_4k(true);
+        let (last, above) = ((1 << 48) - 0x1000, 1 << 48);
+        assert!(run(last, 0x1000).into_table::<Kib4>(&wide).is_ok());
+        assert_eq!(run(above, 0x1000).into_table::<Kib4>(&wide), Err(run(above, 0x1000)));
+        assert!(run(above, 0x1000).into_table::<Kib4Lpa2>(&wide).is_ok());
+        assert!(run(above, 0x1_0000).into_table::<Kib64>(&wide).is_ok(), "FEAT_LPA");
+        let narrow = Features::NONE.with_pa_bits(40);
+        assert!(run((1 << 40) - 0x1000, 0x1000).into_table::<Kib4>(&narrow).is_ok());
+        assert!(run(1 << 40, 0x1000).into_table::<Kib4>(&narrow).is_err());
+
+        let geometry = Geometry::new(Kib4, 40, &wide).unwrap();
+        assert!(run((1 << 48) - 0x2000, 0x2000).into_root(&geometry).is_ok());
+        assert_eq!(run(above, 0x2000).into_root(&geometry), Err(run(above, 0x2000)));
+        let geometry = Geometry::new(Kib4Lpa2, 40, &wide).unwrap();
+        assert!(run(above, 0x2000).into_root(&geometry).is_ok());
     }
 
     #[test]

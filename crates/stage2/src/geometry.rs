@@ -9,7 +9,7 @@
 use core::marker::PhantomData;
 
 use crate::contiguous::{group_length, group_size};
-use crate::granule::{Format, largest_block, span_shift};
+use crate::granule::{Format, descriptor_bits, largest_block, pa_bits, span_shift};
 use crate::{Error, Features, Granule, Ipa, IpaRange, Kib4, Level};
 
 /// The shape of one guest's tables.
@@ -51,8 +51,7 @@ impl<G: Granule> Geometry<G> {
         if !features.has_granule::<G>() {
             return Err(Error::Granule { granule: G::NAME });
         }
-        let held = if matches!(G::FORMAT, Format::Bits48) { 48 } else { 52 };
-        let pa_bits = if features.pa_bits < held { features.pa_bits } else { held };
+        let (held, pa_bits) = (descriptor_bits::<G>(), pa_bits::<G>(features));
         let least = if cfg!(loom) { G::SHIFT + G::STRIDE } else { 32 };
         if ipa_bits > held && ipa_bits <= features.pa_bits {
             return Err(Error::IpaBitsOfGranule { ipa_bits, granule: G::NAME });
@@ -73,6 +72,18 @@ impl<G: Granule> Geometry<G> {
         let root_level = Level::of_root(levels);
         let (root_shift, largest_block) = (span_shift::<G>(root_level), largest_block::<G>(features));
         Ok(Self { ipa_bits, pa_bits, root_level, largest_block, root_shift, granule: PhantomData })
+    }
+
+    /// Checks that these tables may be used on a CPU with these features: they have the granule, and the bits of physical
+    /// address. All else follows from these (see [`new`](Self::new)).
+    pub(crate) fn check_features(&self, features: &Features) -> Result<(), Error> {
+        if !features.has_granule::<G>() {
+            return Err(Error::Granule { granule: G::NAME });
+        }
+        if self.pa_bits > features.pa_bits {
+            return Err(Error::GeometryOfOtherCpu { bits: self.pa_bits, most: features.pa_bits });
+        }
+        Ok(())
     }
 
     /// The granule.

@@ -109,6 +109,17 @@ pub(crate) const fn largest_block<G: Granule>(features: &Features) -> Level {
     if matches!(G::FORMAT, Format::Lpa) && features.pa_bits > 48 { Level::L1 } else { G::LARGEST }
 }
 
+/// The number of bits of an output address: those of the CPU, as far as descriptors of the granule hold them.
+pub(crate) const fn pa_bits<G: Granule>(features: &Features) -> u32 {
+    let held = descriptor_bits::<G>();
+    if features.pa_bits < held { features.pa_bits } else { held }
+}
+
+/// The number of bits of an address in a descriptor of the granule.
+pub(crate) const fn descriptor_bits<G: Granule>() -> u32 {
+    if matches!(G::FORMAT, Format::Bits48) { 48 } else { 52 }
+}
+
 pub(crate) mod sealed {
     pub trait Sealed {}
 }

@@ -68,7 +68,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     ///
     /// # Errors
     ///
-    /// `range` is not whole pages inside the IPA space, or `chunk` is smaller than a page or no power of two.
+    /// `range` is not whole pages inside the IPA space; [`Error::Chunk`] if `chunk` is smaller than a page or no power of two.
     pub fn split<T: TableSource<G>>(
         &self,
         range: IpaRange,
@@ -79,7 +79,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         self.geometry().check(&range)?;
         let page = self.geometry().granule().size();
         if !chunk.is_power_of_two() || chunk < page {
-            return Err(Error::Misaligned { address: chunk, size: page });
+            return Err(Error::Chunk { size: chunk, least: page });
         }
         let mut split = Split { blocks: 0, done: range.start, stopped: None };
         // `between` is not called where no block is left.

@@ -56,6 +56,12 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     /// * [`Error::Feature`] if a feature has a value that no CPU has.
     /// * [`Error::Vmid`] if the VMID has more bits than the CPU supports.
     /// * [`Error::Root`] if the root is smaller than the geometry needs.
+    /// * [`Error::OutsidePa`] if the root was made for another geometry, and is beyond this one's physical addresses.
+    /// * [`Error::Granule`] and [`Error::GeometryOfOtherCpu`] if the geometry was made for other features, and does not fit
+    ///   these.
+    ///
+    /// With an error the root is lost. None comes if geometry and root were made from the same features, and the VMID fits
+    /// [`Features::vmid_bits`].
     pub fn new(platform: P, features: Features, geometry: Geometry<G>, vmid: Vmid, root: Root) -> Result<Self, Error> {
         Self::under(platform, features, geometry, vmid, root, false)
     }
@@ -65,10 +71,10 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and [`Error::NoVmid`] if the platform has no VMIDs to share ([`Platform::vmids`]).
+    /// As [`new`](Self::new), and [`Error::NoSharedVmids`] if the platform has none ([`Platform::vmids`]).
     pub fn sharing_vmids(platform: P, features: Features, geometry: Geometry<G>, root: Root) -> Result<Self, Error> {
         if platform.vmids().is_none() {
-            return Err(Error::NoVmid { slots: 0 });
+            return Err(Error::NoSharedVmids);
         }
         Self::under(platform, features, geometry, Vmid::new(0), root, true)
     }
@@ -86,8 +92,12 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         if !primitive::check(fits) {
             return Err(Error::Vmid { vmid: vmid.raw(), bits: features.vmid_bits });
         }
+        geometry.check_features(&features)?;
         if root.size() < geometry.root_size() {
             return Err(Error::Root { root: root.pa(), size: geometry.root_size() });
+        }
+        if root.pa().raw() >> geometry.pa_bits() != 0 {
+            return Err(Error::OutsidePa { pa: root.pa(), bits: geometry.pa_bits() });
         }
         let vttbr = registers::vttbr(root.pa(), vmid, &features);
         let root_entries = geometry.root_entries();

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::platform::{KIB_4, MIB_2, frame, table};
-use twofold_stage2::{Error, Geometry, Kib4, Marked, Relaxed, Vmid};
+use twofold_stage2::{Donated, Error, Geometry, Granule, Kib4, Kib4Lpa2, Marked, Pa, Relaxed, Root, Vmid};
 
 const WRITABLE: u64 = 1 << 7;
 const CLEAN: Attributes = Attributes { dirty_by_hardware: true, ..Attributes::ram(Access::READ) };
@@ -268,4 +268,39 @@ fn a_root_has_to_be_large_enough() {
     let outcome = Stage2::new(host, HINTS, geometry, Vmid::new(1), root).map(drop);
     assert_eq!(outcome, Err(Error::Root { root: pa, size: 2 * KIB_4 }));
     assert_eq!(machine.events(), [], "nothing is written there");
+}
+
+/// With the geometry of another CPU, registers and descriptors would not fit this one.
+#[test]
+fn a_geometry_has_to_fit_the_features() {
+    let Guest { machine, stage2, mut pool, .. } = guest(HINTS);
+    let (root, _) = stage2.destroy(&mut pool, twofold_stage2::Unwatched);
+    machine.events();
+    let host = || crate::platform::Host(machine.clone());
+    let refused = |geometry, features, root| Stage2::new(host(), features, geometry, Vmid::new(1), root).err().unwrap();
+    let geometry = Geometry::new(Kib4, IPA_BITS, &HINTS.with_pa_bits(44)).unwrap();
+    let error = refused(geometry, HINTS.with_granule_4k(false), root_at(0, &geometry));
+    assert_eq!(error, Error::Granule { granule: "4 KiB" });
+    let error = refused(geometry, HINTS.with_pa_bits(43), root_at(0, &geometry));
+    assert_eq!(error, Error::GeometryOfOtherCpu { bits: 44, most: 43 });
+
+    // A root of 48 bits, under a geometry of 44.
+    let beyond = root_at(1 << 44, &Geometry::new(Kib4, IPA_BITS, &HINTS).unwrap());
+    let error = refused(geometry, HINTS, beyond);
+    assert_eq!(error, Error::OutsidePa { pa: Pa::new(1 << 44), bits: 44 });
+
+    let wide = HINTS.with_pa_bits(52).with_lpa2_4k(true);
+    let geometry = Geometry::new(Kib4Lpa2, 52, &wide).unwrap();
+    let outcome = Stage2::new(host(), HINTS, geometry, Vmid::new(1), root_at(0, &geometry)).map(drop);
+    assert_eq!(outcome, Err(Error::Granule { granule: "4 KiB with FEAT_LPA2" }));
+    assert_eq!(machine.events(), [], "nothing is written");
+    // Less than the CPU has is allowed.
+    let geometry = Geometry::new(Kib4, IPA_BITS, &HINTS.with_pa_bits(44)).unwrap();
+    Stage2::new(host(), HINTS, geometry, Vmid::new(1), root).unwrap().destroy(&mut pool, twofold_stage2::Unwatched);
+}
+
+/// A root that is refused before it is accessed.
+fn root_at<G: Granule>(pa: u64, geometry: &Geometry<G>) -> Root {
+    // SAFETY: nothing is accessed through it.
+    unsafe { Donated::new(Pa::new(pa), geometry.root_size()) }.into_run().into_root(geometry).unwrap()
 }

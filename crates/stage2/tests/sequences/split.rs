@@ -225,7 +225,7 @@ fn a_chunk_is_a_power_of_two_and_no_less_than_a_page() {
     let mut guest = guest(HINTS);
     for chunk in [0, 1, 2048, 3 * KIB_4] {
         let outcome = guest.stage2.split(range(BASE, GIB), chunk, &mut guest.pool, |_, _| panic!("nothing to do"));
-        assert_eq!(outcome, Err(Error::Misaligned { address: chunk, size: KIB_4 }));
+        assert_eq!(outcome, Err(Error::Chunk { size: chunk, least: KIB_4 }));
     }
 }
 
