@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 
 use crate::lines::each_line;
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use crate::{Features, IdRegisters, MetadataMap, Pa, TableMetadata};
+use crate::{Features, IdRegisters, MetadataMap, Pa, TableMetadata, Vmids};
 
 /// Where frames are mapped.
 ///
@@ -26,6 +26,59 @@ pub unsafe trait FrameMap {
 
     /// The metadata of the frame at `pa`.
     fn metadata(&self, pa: Pa) -> &TableMetadata;
+
+    /// The VMIDs that trees share, if any do ([`Platform::vmids`]). By default none.
+    #[inline(always)]
+    fn vmids(&self) -> Option<&Vmids<'_>> {
+        None
+    }
+}
+
+/// A map of frames, and VMIDs that trees share: with it, `Arm64` runs more guests than the CPU has VMIDs.
+///
+/// ```
+/// # use twofold_stage2::{Error, VmidSlot, Vmids};
+/// # #[cfg(target_arch = "aarch64")]
+/// use twofold_stage2::arm64::{Arm64, IdentityMap, SharedVmids};
+///
+/// static SLOTS: [VmidSlot; 64] = [const { VmidSlot::new() }; 64];
+///
+/// # #[cfg(target_arch = "aarch64")]
+/// fn platform<'a>(map: IdentityMap, vmids: &'a Vmids<'a>) -> Arm64<SharedVmids<'a, IdentityMap>> {
+///     Arm64::new(SharedVmids { frames: map, vmids })
+/// }
+/// # #[cfg(target_arch = "aarch64")]
+/// # fn features() -> twofold_stage2::Features { twofold_stage2::arm64::features() }
+/// # #[cfg(not(target_arch = "aarch64"))]
+/// # fn features() -> twofold_stage2::Features { twofold_stage2::Features::NONE }
+/// // In a place that lives as long as the guests:
+/// let vmids = Vmids::new(&SLOTS, &features())?;
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct SharedVmids<'a, M> {
+    /// The map of frames.
+    pub frames: M,
+    /// The VMIDs: the same ones in the platform of every tree that shares them.
+    pub vmids: &'a Vmids<'a>,
+}
+
+// SAFETY: that of the map inside.
+unsafe impl<M: FrameMap> FrameMap for SharedVmids<'_, M> {
+    #[inline(always)]
+    fn pointer(&self, pa: Pa) -> NonNull<u8> {
+        self.frames.pointer(pa)
+    }
+
+    #[inline(always)]
+    fn metadata(&self, pa: Pa) -> &TableMetadata {
+        self.frames.metadata(pa)
+    }
+
+    #[inline(always)]
+    fn vmids(&self) -> Option<&Vmids<'_>> {
+        Some(self.vmids)
+    }
 }
 
 /// The map of an embedder that maps frames at their physical addresses.
@@ -188,6 +241,11 @@ unsafe impl<M: FrameMap> Platform for Arm64<M> {
     fn load_vttbr(&self, value: u64) {
         // SAFETY: VTTBR_EL2 changes what guests see, and nothing at EL2.
         unsafe { asm!("msr vttbr_el2, {}", in(reg) value, options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    fn vmids(&self) -> Option<&Vmids<'_>> {
+        self.frames.vmids()
     }
 
     #[inline(always)]

@@ -36,14 +36,14 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::vec::Vec;
 
 use crate::fault::{AccessKind, Fault, FaultKind};
 use crate::platform::{Dc, Domain, Ic, Platform, Tlbi};
 use crate::{
-    Donated, Features, Geometry, Granule, Ipa, Kib4, Leaf, Level, Pa, Root, Run, Stage2, TableMetadata, TablePage,
-    TableSource,
+    Donated, Error, Features, Geometry, Granule, Ipa, Kib4, Leaf, Level, Pa, Root, Run, Stage2, TableMetadata,
+    TablePage, TableSource, VmidSlot, Vmids,
 };
 
 /// A machine whose memory is in this process. Its clones are the same machine, and each thread is a CPU of it.
@@ -57,6 +57,7 @@ struct Machine {
     /// The physical address of the first byte.
     first: Pa,
     metadata: Vec<TableMetadata>,
+    vmids: OnceLock<Vmids<'static>>,
     instructions: Mutex<Vec<Instruction>>,
     /// The number of TLB invalidations.
     invalidations: AtomicU64,
@@ -66,6 +67,9 @@ struct Machine {
 unsafe impl Send for Machine {}
 // SAFETY: as above.
 unsafe impl Sync for Machine {}
+
+/// A test may catch a panic: no code under the lock of the VMIDs panics, and a mutex that is poisoned is used all the same.
+impl std::panic::RefUnwindSafe for Machine {}
 
 /// An instruction that the engine executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,8 +114,8 @@ impl Hosted {
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("memory of the host");
         let first = Pa::new(NEXT.fetch_add(size.next_multiple_of(ALIGNMENT), Ordering::Relaxed));
         let metadata = (0..size / 4096).map(|_| TableMetadata::default()).collect();
-        let (instructions, invalidations) = Default::default();
-        let machine = Machine { memory, layout, first, metadata, instructions, invalidations };
+        let (vmids, instructions, invalidations) = Default::default();
+        let machine = Machine { memory, layout, first, metadata, vmids, instructions, invalidations };
         // SAFETY: the allocation lives as long as the platform, and no reference covers it. No other machine has these
         // addresses, and this is the only donation of them.
         (Self(Arc::new(machine)), unsafe { Donated::new(first, size) }.into_run())
@@ -132,6 +136,19 @@ impl Hosted {
         let (pages, ram) = rest.split_at(BLOCK - root.size()).ok()?;
         let pages = pages.into_pages().filter_map(|page| page.into_table(&Self::features()).ok());
         Some((Tables(pages.collect()), root.into_root(geometry).ok()?, ram))
+    }
+
+    /// Gives this machine `count` VMIDs, at least 1, that its trees may share ([`Stage2::sharing_vmids`]). They live as long as
+    /// the process. A machine keeps those of the first call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSharedVmids`] if `count` is 0.
+    pub fn share_vmids(&self, count: usize) -> Result<(), Error> {
+        let slots = Vec::leak((0..count).map(|_| VmidSlot::new()).collect());
+        let vmids = Vmids::new(slots, &Self::features())?;
+        self.0.vmids.get_or_init(|| vmids);
+        Ok(())
     }
 
     /// Takes the record of what the engine executed since the last call.
@@ -234,8 +251,18 @@ unsafe impl Platform for Hosted {
         &self.0.metadata[self.offset(pa) / 4096]
     }
 
+    fn vmids(&self) -> Option<&Vmids<'_>> {
+        self.0.vmids.get()
+    }
+
     fn pause(&self, _: u32) {
         std::thread::yield_now();
+    }
+
+    /// The memory goes with the machine. In a test that fails, a second panic would end all tests.
+    fn abandoned(&self, root: Pa) {
+        let is_failing = std::thread::panicking();
+        debug_assert!(is_failing, "the tables at {root} are dropped and were not destroyed: their pages are lost");
     }
 }
 

@@ -133,6 +133,14 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     }
 }
 
+impl VmidSlot {
+    /// A VMID that was never given, for a `static` array of slots.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self(Word::new(0))
+    }
+}
+
 impl VmidInUse {
     /// The value of `VTTBR_EL2`.
     pub fn vttbr(&self) -> u64 {
@@ -148,12 +156,12 @@ impl<'a> Vmids<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoVmid`] if there is no slot.
+    /// [`Error::NoSharedVmids`] if there is no slot.
     pub fn new(slots: &'a [VmidSlot], features: &Features) -> Result<Self, Error> {
         let most = if features.vmid_bits == 16 { u16::MAX } else { u8::MAX.into() };
         let slots = slots.get(..most.into()).unwrap_or(slots);
         if slots.is_empty() {
-            return Err(Error::NoVmid { slots: 0 });
+            return Err(Error::NoSharedVmids);
         }
         // The first gift needs a roll-over, so nothing is asked of what TLBs hold before.
         Ok(Self { slots, turn: Lock::new(Turn { next: slots.len(), serial: 0 }), generations: Word::default() })

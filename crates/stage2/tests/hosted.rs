@@ -102,3 +102,53 @@ fn a_machine_does_not_take_another_one_s_memory() {
     let pa = first.pa();
     assert!(std::panic::catch_unwind(move || other.load(pa)).is_err());
 }
+
+/// Ten guests on three VMIDs: each finds its own memory, and no two CPUs use one VMID for two guests.
+#[test]
+fn more_guests_than_vmids() -> Result<(), Box<dyn Error>> {
+    let features = Hosted::features();
+    let geometry = Geometry::new(Kib4, 40, &features)?;
+    let (platform, mut memory) = Hosted::new(21 * BLOCK);
+    assert_eq!(platform.share_vmids(0), Err(twofold_stage2::Error::NoSharedVmids));
+    platform.share_vmids(3)?;
+    let mut guests = Vec::new();
+    for _ in 0..10 {
+        let (own, rest) = memory.split_at(2 * BLOCK).map_err(|_| "memory")?;
+        memory = rest;
+        let (mut tables, root, ram) = platform.cut(own, &geometry).ok_or("memory")?;
+        let stage2 = Stage2::sharing_vmids(platform.clone(), features, geometry, root)?;
+        let lent = stage2.lend(ram, RAM, RAM.range(BLOCK));
+        let grant = stage2.grant(&lent, RAM, PAGE).ok_or("not lent")?;
+        let _ = grant.map(Level::L3, &Attributes::ram(Access::READ_WRITE), &mut tables)?;
+        guests.push(Guest { stage2, lent, tables });
+    }
+    for round in 0..3 {
+        for (number, pair) in guests.windows(2).enumerate() {
+            let [one, other] = [0, 1].map(|which| pair[which].stage2.use_vmid());
+            let (one, other) = (one?, other?);
+            assert_ne!(one.vttbr() >> 48, other.vttbr() >> 48);
+            assert!([&one, &other].iter().all(|in_use| (1..=3).contains(&(in_use.vttbr() >> 48))));
+            let mut vcpu = Vcpu::new(&pair[0].stage2);
+            if round > 0 {
+                assert_eq!(vcpu.load(RAM)?, number as u64);
+            }
+            vcpu.store(RAM, number as u64)?;
+            pair[0].stage2.release_vmid(one);
+            pair[1].stage2.release_vmid(other);
+        }
+    }
+    guests.into_iter().for_each(Guest::end);
+    Ok(())
+}
+
+/// A second panic, from the tables that the failing test drops, would end all tests of the process.
+#[test]
+fn a_test_that_fails_drops_its_tables() {
+    let failed = std::panic::catch_unwind(|| {
+        let _guest = Guest::new().unwrap();
+        panic!("this test's own failure");
+    });
+    assert!(failed.unwrap_err().downcast_ref::<&str>().is_some_and(|text| text.contains("own failure")));
+    // Outside a failure it is one.
+    assert!(std::panic::catch_unwind(|| drop(Guest::new().unwrap())).is_err() || !cfg!(debug_assertions));
+}

@@ -102,7 +102,7 @@ fn a_platform_without_vmids_shares_none() {
     let geometry = *guest.stage2.geometry();
     let root = guest.pool.run(geometry.root_size() / KIB_4).into_root(&geometry).unwrap();
     let refused = Stage2::sharing_vmids(guest.machine.platform(), PLAIN, geometry, root).err();
-    assert_eq!(refused, Some(Error::NoVmid { slots: 0 }));
+    assert_eq!(refused, Some(Error::NoSharedVmids));
 }
 
 #[test]
@@ -131,5 +131,5 @@ fn no_more_vmids_than_the_cpu_has() {
         |features: &Features| format!("{:?}", Vmids::new(&slots, features).unwrap()).matches("VmidSlot").count();
     assert_eq!(debug(&PLAIN.with_vmid_bits(8)), 255);
     assert_eq!(debug(&PLAIN.with_vmid_bits(16)), 300);
-    assert_eq!(Vmids::new(&[], &PLAIN).unwrap_err(), Error::NoVmid { slots: 0 });
+    assert_eq!(Vmids::new(&[], &PLAIN).unwrap_err(), Error::NoSharedVmids);
 }
