@@ -23,14 +23,14 @@ struct Guest<P: Platform> {
 }
 
 impl<P: Platform> Guest<P> {
-    /// `ram` is aligned to 2 MiB, so that blocks of that size can map it.
+    /// `ram` is aligned to 2 MiB, so that blocks of that size can map it. What the log has no bits for stays unused.
     fn new(cpu: P, cpus: Features, vmid: Vmid, root: Run, ram: Run) -> Result<Self, Error> {
         let geometry = Geometry::new(Kib4, 40, &cpus)?;
         let size = geometry.root_size();
         let root = root.into_root(&geometry).map_err(|run| Error::Root { root: run.pa(), size })?;
         let stage2 = Stage2::new(cpu, cpus, geometry, vmid, root)?;
         stage2.invalidate_all(); // what an earlier guest with this VMID left in TLBs
-        let range = RAM.range(ram.size());
+        let range = RAM.range(ram.size().min(4 * BLOCK));
         Ok(Self { ram: stage2.lend(ram, RAM, range), stage2, written: Default::default() })
     }
 
@@ -96,7 +96,7 @@ impl<P: Platform> Guest<P> {
         Ok(())
     }
 
-    /// The guest loses the pages, which stay its own: its next access faults.
+    /// Unmaps the pages. They stay lent to the guest: its next access faults, and `fault` maps them again.
     fn unmap(&self, range: IpaRange, tables: &mut impl TableSource) -> Result<(), Error> {
         let flushed = self.stage2.unmap(range, tables, Unwatched)?.complete();
         flushed.free(tables); // the table pages; does not compile before the flush

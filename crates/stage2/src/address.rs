@@ -64,6 +64,7 @@ macro_rules! address {
             }
         }
 
+        /// As with integers, an overflow panics in a debug build, and wraps in a release build: see `checked_add`.
         impl Add<u64> for $name {
             type Output = Self;
 
@@ -72,6 +73,7 @@ macro_rules! address {
             }
         }
 
+        /// As with integers, a result below 0 panics in a debug build, and wraps in a release build.
         impl Sub<u64> for $name {
             type Output = Self;
 
@@ -80,6 +82,7 @@ macro_rules! address {
             }
         }
 
+        /// The distance in bytes. As with integers, one below 0 panics in a debug build, and wraps in a release build.
         impl Sub for $name {
             type Output = u64;
 

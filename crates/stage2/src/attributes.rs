@@ -20,7 +20,8 @@ pub struct Attributes {
     pub accessed: bool,
     /// DBM, the dirty bit modifier: on a write to a leaf without write permission, hardware grants the permission
     /// instead of faulting, and thereby records the write (FEAT_HAFDBS, `VTCR_EL2.HD`). DBM without `access.write`
-    /// means "writable, clean".
+    /// means "writable, clean". A CPU without dirty state ignores it ([`Features::hardware_dirty_state`]): there a write
+    /// faults, as without DBM.
     pub dirty_by_hardware: bool,
     /// Four bits that hardware ignores, for the owner of the mapping. Only the low four are kept.
     pub software: u8,

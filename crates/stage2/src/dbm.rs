@@ -48,8 +48,9 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
         Ok(())
     }
 
-    /// Sets DBM on the pages that are mapped in `range`, and makes them clean. A block that lies partly in `range` is
-    /// write-protected whole.
+    /// Sets DBM on the pages that are mapped in `range`, and makes them clean: hardware may make each of them dirty, also one that
+    /// was read-only. So the caller must know that the guest may write all of `range`. A block gets no DBM: it is write-protected
+    /// whole, even if it lies only partly in `range`. So [`split`](Self::split) blocks first.
     ///
     /// The caller may read the memory, for example to copy it, only after the flush is complete.
     ///

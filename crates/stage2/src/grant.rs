@@ -95,7 +95,10 @@ pub struct Lent {
     pub(crate) run: Run,
 }
 
-/// Physical memory that is not donated and that a guest may reach: a device's registers, or RAM.
+/// Physical memory that a guest may reach and that no [`Run`] has: a device's registers, or RAM.
+///
+/// A window has no limit on access: what [`Grant::map`], [`Stage2::relax`] and [`Stage2::set_dbm`] allow, the guest may do. If
+/// guests share it read-only, their fault handlers must not widen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pa: Pa,
@@ -112,6 +115,9 @@ pub struct Vacated<'a> {
 impl<P: Platform, G: Granule> Stage2<P, G> {
     /// Lends a run to these tables. They may map its first byte at `ipa` and the rest after it, and only inside
     /// `range`.
+    ///
+    /// `ipa` is a multiple of the page size, inside the IPA space. Otherwise nothing of the run can be mapped:
+    /// [`Grant::map`] reports [`Error::Misaligned`] or [`Error::OutsideIpa`].
     pub fn lend(&self, run: Run, ipa: Ipa, range: IpaRange) -> Lent {
         let end = ipa.checked_add(run.size()).unwrap_or(ipa).min(range.end).align_down(TablePage::SIZE);
         let start =
@@ -123,7 +129,7 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
 
     /// The right to map `size` bytes of a lent run, from `ipa` on.
     ///
-    /// `None` if the run is lent to other tables, or for other addresses.
+    /// `None` if the run is lent to other tables, or for other addresses: [`Lent::range`] has those that it is lent for.
     #[inline(always)]
     pub fn grant(&self, lent: &Lent, ipa: Ipa, size: u64) -> Option<Grant<'_, P, G>> {
         // Wraps if `ipa` is before the start. The result is then larger than any size.
@@ -207,7 +213,7 @@ impl Window {
     ///
     /// * The range is a device or RAM. The guest, and the devices that it controls through the range, may read it, and
     ///   may write it if it is mapped writable.
-    /// * No Rust object or reference covers it, and it is not donated.
+    /// * No Rust object or reference covers it, and no [`Run`], [`Lent`] run or table has it.
     /// * Memory that is mapped with another type than [`Memory::Device`](crate::Memory::Device) is RAM, and
     ///   [`Platform::pointer`] maps it as that trait requires of donated memory: the engine cleans its lines there.
     pub const unsafe fn new(pa: Pa, size: u64) -> Self {

@@ -85,8 +85,9 @@ pub unsafe trait Platform {
         }
     }
 
-    /// Whether an interrupt is pending on this CPU, which has interrupts masked. Long work asks between two of its pieces,
-    /// and stops if so: the CPU can take the interrupt, and the work is continued later. By default it never stops.
+    /// Whether an interrupt is pending on this CPU, which has interrupts masked. Of this crate, only
+    /// [`Lock::lock_unless_interrupted`](crate::Lock::lock_unless_interrupted) asks, and stops waiting. What is built on it may ask between
+    /// two pieces of long work, as `twofold-memory` does. By default none is ever pending.
     #[inline(always)]
     fn interrupt_is_pending(&self) -> bool {
         false

@@ -61,8 +61,8 @@ impl<P: Platform, G: Granule> Stage2<P, G> {
     ///
     /// # Errors
     ///
-    /// As [`Grant::map`](crate::Grant::map). Nothing was changed then, unless another CPU coalesced a block across an
-    /// end of the range during the call.
+    /// As [`Grant::map`](crate::Grant::map). No access was taken then, unless another CPU coalesced a block across an
+    /// end of the range during the call. The block at one end may be split.
     pub fn protect(
         &self,
         range: IpaRange,
