@@ -237,6 +237,6 @@ fn tables(world: &World, vmids: &'static Vmids<'static>, number: u64) -> Tables 
 
 /// This number of VMIDs to share.
 fn vmids(world: &World, count: usize) -> &'static Vmids<'static> {
-    let slots: &[VmidSlot] = Vec::leak((0..count).map(|_| VmidSlot::default()).collect());
+    let slots: &[VmidSlot] = Vec::leak((0..count).map(|_| VmidSlot::new()).collect());
     Box::leak(Box::new(Vmids::new(slots, &world.features).unwrap()))
 }

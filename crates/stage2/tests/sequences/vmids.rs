@@ -8,7 +8,7 @@ use twofold_stage2::{Error, Features, Stage2, Unwatched, VmidSlot, Vmids};
 /// A guest on a machine with this number of VMIDs to share, and trees that share them.
 fn sharing<const N: usize>(vmids: usize) -> (Guest, [Stage2<Host>; N]) {
     let mut guest = guest(PLAIN);
-    let slots = Vec::leak((0..vmids).map(|_| VmidSlot::default()).collect());
+    let slots = Vec::leak((0..vmids).map(|_| VmidSlot::new()).collect());
     let vmids = Box::leak(Box::new(Vmids::new(slots, &PLAIN).unwrap()));
     assert!(guest.machine.vmids.set(vmids).is_ok());
     let geometry = *guest.stage2.geometry();
@@ -126,7 +126,7 @@ fn a_tree_releases_no_vmid_of_another_tree() {
 /// 8 bits have 255 VMIDs without 0.
 #[test]
 fn no_more_vmids_than_the_cpu_has() {
-    let slots: Vec<VmidSlot> = (0..300).map(|_| VmidSlot::default()).collect();
+    let slots: Vec<VmidSlot> = (0..300).map(|_| VmidSlot::new()).collect();
     let debug =
         |features: &Features| format!("{:?}", Vmids::new(&slots, features).unwrap()).matches("VmidSlot").count();
     assert_eq!(debug(&PLAIN.with_vmid_bits(8)), 255);
