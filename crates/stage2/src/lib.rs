@@ -48,7 +48,8 @@
 //! # Locking
 //!
 //! Walks take no lock, an entry is changed under its table's lock, and no lock of a linked table is held during a flush or a
-//! callback, with one exception (FEAT_BBM level 2). Page [`pages::locking`] has the protocol, whose steps (W1 to W4, U1 to U6, M1 to M5, T1 to T7) the modules refer to.
+//! callback, with one exception (FEAT_BBM level 2). Page [`pages::locking`] has the protocol, whose steps (W1 to W4, U1 to
+//! U6, M1 to M5, T1 to T7) the modules refer to.
 //!
 //! # What may be mapped
 //!
