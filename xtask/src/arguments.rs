@@ -296,7 +296,7 @@ pub enum Suite {
     Devices,
     /// Our programs on the KVM of a Linux at EL2, in QEMU; in full, also the cost of that KVM
     Kvm,
-    /// The strength of the tests: mutants, the model checker, large random runs. About an hour in full. No QEMU
+    /// The strength of the tests: mutants, the model checker, large random runs. More than two hours in full. No QEMU
     Proof,
 }
 
@@ -393,7 +393,7 @@ Exit status: 1 if a fuzz target fails; the command that reproduces the failure i
 const TEST_EXAMPLES: &str = "\
 Examples:
   cargo xtask test                 the quick tier of every suite
-  cargo xtask test el2             one suite in full (host, el2, linux, vm, devices, kvm, proof)
+  cargo xtask test el2             one suite in full (host, el2, linux, vm, async-fault, migration, devices, kvm, proof)
   cargo xtask test linux fallback  the tests of a suite with \"fallback\" in their names
   cargo xtask test --soak          everything in full
 
