@@ -34,26 +34,21 @@ pub unsafe trait FrameMap {
     }
 }
 
-/// A map of frames, and VMIDs that trees share: with it, `Arm64` runs more guests than the CPU has VMIDs.
+/// A map of frames, and VMIDs that trees share: with it, `Arm64` runs more guests than the CPU has VMIDs. It is a type of its
+/// own, so that an image without it has no code for shared VMIDs.
 ///
 /// ```
-/// # use twofold_stage2::{Error, VmidSlot, Vmids};
-/// # #[cfg(target_arch = "aarch64")]
-/// use twofold_stage2::arm64::{Arm64, IdentityMap, SharedVmids};
-///
+/// # use twofold_stage2::*;
 /// static SLOTS: [VmidSlot; 64] = [const { VmidSlot::new() }; 64];
 ///
+/// # fn platform(features: &Features) -> Result<(), Error> {
+/// let vmids = Vmids::new(&SLOTS, features)?; // in a place that lives as long as the guests
 /// # #[cfg(target_arch = "aarch64")]
-/// fn platform<'a>(map: IdentityMap, vmids: &'a Vmids<'a>) -> Arm64<SharedVmids<'a, IdentityMap>> {
-///     Arm64::new(SharedVmids { frames: map, vmids })
-/// }
-/// # #[cfg(target_arch = "aarch64")]
-/// # fn features() -> twofold_stage2::Features { twofold_stage2::arm64::features() }
-/// # #[cfg(not(target_arch = "aarch64"))]
-/// # fn features() -> twofold_stage2::Features { twofold_stage2::Features::NONE }
-/// // In a place that lives as long as the guests:
-/// let vmids = Vmids::new(&SLOTS, &features())?;
-/// # Ok::<(), Error>(())
+/// # let on = |map: arm64::IdentityMap| {
+/// let cpu = arm64::Arm64::new(arm64::SharedVmids { frames: map, vmids: &vmids });
+/// # drop(cpu) };
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SharedVmids<'a, M> {
