@@ -82,8 +82,9 @@ impl Effects {
 pub enum Read {
     /// The value, and what is left to do.
     Value(u64),
-    /// The state is in list registers of other CPUs. The embedder lets each of these vCPUs
-    /// [`sync`](super::Vgic::sync) where it is loaded, and then [retries](super::Vgic::retry).
+    /// The state is in list registers of other CPUs, or depends on lines that only they see. The embedder lets each of
+    /// these vCPUs [`sync`](super::Vgic::sync) where it is loaded, after a report of its
+    /// [linked PPIs](super::Vgic::set_ppi), and then [retries](super::Vgic::retry).
     Elsewhere(Retry),
 }
 

@@ -38,7 +38,7 @@ impl Frame {
     }
 }
 
-/// What a register holds, or the vCPUs whose list registers know it.
+/// What a register holds, or the vCPUs whose CPUs know it.
 pub(super) type Found = Result<u64, super::VcpuSet>;
 
 impl Vgic {

@@ -20,9 +20,12 @@ impl Vgic {
     /// Sets the level of a vCPU's PPI. An INTID that is not a PPI is ignored.
     ///
     /// Of a [linked](super::Config::linked) PPI, the embedder reports the physical line's level before it loads the vCPU,
-    /// after it has unloaded it and whenever the level changes while it is not loaded; and, so that the guest reads what
-    /// is, before it forwards an access of the guest to this vCPU's redistributor (and before a retry). While the vCPU is
-    /// loaded the interrupt [fires](Self::fire) by itself, so nothing else depends on these reports.
+    /// after it has unloaded it and whenever the level changes while it is not loaded. While the vCPU is loaded the
+    /// interrupt [fires](Self::fire) by itself. But so that the guest reads the level of the moment, the vCPU's CPU
+    /// reports it
+    ///
+    /// * before it forwards an access of this vCPU to its own redistributor, and before a retry of such a read;
+    /// * before a [`sync`](Self::sync) of a vCPU that is not [quiet](Self::is_quiet): another vCPU's read may wait for it.
     pub fn set_ppi<I: CpuInterface>(
         &mut self,
         vcpu: VcpuId,

@@ -19,7 +19,7 @@
 //! | trapped write of `ICC_SGI1R_EL1` and its like | [`Vgic::send`] |
 //! | trapped write of `ICC_DIR_EL1` | [`Vgic::deactivate`] |
 //! | maintenance interrupt | [`Vgic::sync`] |
-//! | the CPU was kicked for the vCPU | [`Vgic::sync`] |
+//! | the CPU was kicked for the vCPU | [`Vgic::set_ppi`] of each linked PPI, unless [`Vgic::is_quiet`]; then [`Vgic::sync`] |
 //! | the physical interrupt of a linked PPI | drop its priority, do not deactivate it, [`Vgic::fire`] |
 //! | a device's line changes | [`Vgic::set_spi`], or [`Vgic::set_ppi`] |
 //! | WFI; a vCPU that waits for a page is kicked | [`Vgic::sync`] if it is loaded, then [`Vgic::has_deliverable`] |
@@ -27,8 +27,8 @@
 //! | snapshot, migration | stop and unload the vCPUs, then [`Vgic::save`], [`Vgic::restore`] |
 //!
 //! Each call returns [`Effects`]: vCPUs to kick, physical interrupts to deactivate. A read may need the list registers
-//! of other CPUs: [`Read::Elsewhere`]. The vCPU that is loaded here can be among those, because a pending maintenance
-//! interrupt was not yet taken; the embedder then calls [`Vgic::sync`] itself.
+//! of other CPUs, or the lines that they see: [`Read::Elsewhere`]. The vCPU that is loaded here can be among those,
+//! because a pending maintenance interrupt was not yet taken; the embedder then calls [`Vgic::sync`] itself.
 //!
 //! Traps: `HCR_EL2.IMO` and `FMO` route physical interrupts to EL2, and make SGI registers trap. While a vCPU is loaded,
 //! `ICH_HCR_EL2` has [`control::ALWAYS`], of which `TDIR` needs `ICH_VTR_EL2.TDS`. The embedder never writes

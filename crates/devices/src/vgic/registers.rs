@@ -61,6 +61,14 @@ impl Vgic {
     fn states<I: CpuInterface>(&self, bank: BankId, here: &Here<'_, I>, request: u64) -> Result<[u32; 2], VcpuSet> {
         let Some(state) = self.bank(bank) else { return Ok([0; 2]) };
         let (mut pending, mut active, mut missing) = (state.pending(), state.active, VcpuSet::EMPTY);
+        // While a physical interrupt is active for the guest, only the CPU of its vCPU sees the line change.
+        if let BankId::Private(vcpu) = bank
+            && state.held != 0
+            && here.peek(vcpu).is_none()
+            && self.vcpus.get(vcpu.index()).is_some_and(|vcpu| vcpu.loaded && vcpu.answered < request)
+        {
+            missing.insert(vcpu);
+        }
         for index in bits(state.resident) {
             let bit = 1_u32 << index;
             let (home, slot) = (VcpuId::from_index(state.home[index & 31].into()), usize::from(state.slot[index & 31]));

@@ -240,3 +240,41 @@ fn a_linked_interrupt_whose_line_falls_is_withdrawn_and_released() {
     assert_eq!(two.vgic.held(vcpu(1)), 0);
     assert_eq!(two.cpus[1].acknowledge(true), SPURIOUS);
 }
+
+/// The guest sets its timer anew while it handles the timer's interrupt. No interrupt says so: the physical one is
+/// active. Another vCPU's read waits until the CPU of this vCPU has looked at the line.
+#[test]
+fn the_line_of_a_held_interrupt_is_read_where_its_vcpu_is() {
+    let mut two = Two::new();
+    let timer = Intid::new(TIMER).unwrap();
+    let pending = Frame::Redistributor(vcpu(1), 0x1_0200);
+    let fired = two.vgic.fire(vcpu(1), timer, &mut Here::loaded(vcpu(1), &mut two.cpus[1]));
+    assert!(fired.is_none());
+    assert_eq!(two.cpus[1].acknowledge(true), TIMER);
+    for level in [true, false, true] {
+        let Read::Elsewhere(mut retry) =
+            two.vgic.read(pending, Width::Word, &mut Here::loaded(vcpu(0), &mut two.cpus[0]))
+        else {
+            panic!("the line was not looked at")
+        };
+        assert!(retry.vcpus().contains(vcpu(1)));
+        assert!(!two.vgic.is_quiet(vcpu(1), 1 << TIMER));
+        // It is not enough to ask once more.
+        retry = match two.vgic.retry(retry, &mut Here::loaded(vcpu(0), &mut two.cpus[0])) {
+            Read::Elsewhere(retry) => retry,
+            Read::Value(_) => panic!("the line was not looked at"),
+        };
+        let reported = two.vgic.set_ppi(vcpu(1), timer, level, &mut Here::loaded(vcpu(1), &mut two.cpus[1]));
+        assert!(reported.is_none());
+        assert!(two.sync(1).is_none());
+        let value = two.vgic.retry(retry, &mut Here::loaded(vcpu(0), &mut two.cpus[0]));
+        assert_eq!(value, Read::Value(u64::from(level) << TIMER));
+    }
+
+    // The CPU of vCPU 1 sees its line itself, and the line of a vCPU that is not loaded is as the embedder says.
+    let own = two.vgic.read(pending, Width::Word, &mut Here::loaded(vcpu(1), &mut two.cpus[1]));
+    assert_eq!(own, Read::Value(1 << TIMER));
+    assert_eq!(two.vgic.unload(vcpu(1), &mut two.cpus[1]).deactivate, 0);
+    let other = two.vgic.read(pending, Width::Word, &mut Here::loaded(vcpu(0), &mut two.cpus[0]));
+    assert_eq!(other, Read::Value(1 << TIMER));
+}

@@ -67,7 +67,7 @@ pub struct Model {
 }
 
 /// The vCPU that accesses, where it accesses.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Distributor,
     Redistributor(usize),

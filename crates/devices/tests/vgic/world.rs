@@ -240,11 +240,19 @@ impl World {
         }
     }
 
-    /// Before the guest's access, the timer's line is as it is.
+    /// Before the guest's access to its own redistributor, EL2 looks at the timer's line. It cannot see that of another
+    /// CPU.
     fn sample(&mut self, v: usize, place: Place) {
-        let (Place::Redistributor(of), Some(c)) = (place, self.place[v]) else { return };
+        if place == Place::Redistributor(v) {
+            self.report_timer(v);
+        }
+    }
+
+    /// EL2 looks at the timer's line on the CPU that has the vCPU loaded.
+    fn report_timer(&mut self, v: usize) {
+        let Some(c) = self.place[v] else { return };
         let here = &mut Here::loaded(vcpu(v), &mut self.cpus[c]);
-        let effects = self.vgic.set_ppi(vcpu(of), timer(), self.timer[of], here);
+        let effects = self.vgic.set_ppi(vcpu(v), timer(), self.timer[v], here);
         self.done(v, effects);
     }
 
@@ -333,6 +341,9 @@ impl World {
     }
 
     fn sync(&mut self, v: usize) {
+        if !self.vgic.is_quiet(vcpu(v), 1 << TIMER) {
+            self.report_timer(v);
+        }
         if let Some(c) = self.place[v] {
             let effects = self.vgic.sync(vcpu(v), &mut Here::loaded(vcpu(v), &mut self.cpus[c]));
             self.done(v, effects);

@@ -90,6 +90,7 @@ pub struct Waiting {
 /// The interrupts of the guest's timers.
 const VIRTUAL_TIMER: Intid = ppi(virt::VIRTUAL_TIMER_INTERRUPT);
 const PHYSICAL_TIMER: Intid = ppi(virt::PHYSICAL_TIMER_INTERRUPT);
+const TIMERS: u32 = 1 << VIRTUAL_TIMER.raw() | 1 << PHYSICAL_TIMER.raw();
 
 /// The interrupt by which an absent page is announced.
 const ANNOUNCEMENT: Intid = ppi(async_fault::INTID);
@@ -223,8 +224,8 @@ impl GuestGic {
         waiting: &mut Option<Waiting>,
     ) -> Option<u64> {
         let id = id(vcpu)?;
-        if let Frame::Redistributor(..) = frame {
-            self.report_timer(id);
+        if matches!(frame, Frame::Redistributor(of, _) if of == id) {
+            self.change(vcpu, |model, here| self.report_timers(model, id, here));
         }
         match operation {
             Operation::Write(value) => {
@@ -330,7 +331,11 @@ impl GuestGic {
     /// V2: this CPU's list registers and the model agree again.
     pub fn synchronize(&self, vcpu: usize) {
         if let Some(id) = id(vcpu) {
-            self.change(vcpu, |model, here| model.sync(id, here));
+            self.change(vcpu, |model, here| match model.is_quiet(id, TIMERS) {
+                true => model.sync(id, here),
+                // Another vCPU may wait for what only this CPU sees.
+                false => self.report_timers(model, id, here).and(model.sync(id, here)),
+            });
         }
     }
 
@@ -384,12 +389,17 @@ impl GuestGic {
         &self.vcpus[vcpu.index() % VcpuId::MOST as usize]
     }
 
-    /// The model learns the level of the virtual timer's line. The guest may have silenced its timer without ending the
-    /// interrupt, or set it anew while the interrupt is active.
-    fn report_timer(&self, vcpu: VcpuId) {
+    /// The model learns the levels of the lines of the timers that the machine has for `vcpu`, which runs on this CPU. The
+    /// guest may have silenced a timer without ending its interrupt, or set it anew while the interrupt is active.
+    fn report_timers(&self, model: &mut Vgic, vcpu: VcpuId, here: &mut Here<'_, ThisCpu>) -> Effects {
         const ASSERTED: u64 = 0b101;
-        let level = read_sysreg!(CNTV_CTL_EL0) & 0b111 == ASSERTED;
-        self.change(vcpu.index(), |model, here| model.set_ppi(vcpu, VIRTUAL_TIMER, level, here));
+        let is_asserted = |control: u64| control & 0b111 == ASSERTED;
+        let effects = model.set_ppi(vcpu, VIRTUAL_TIMER, is_asserted(read_sysreg!(CNTV_CTL_EL0)), here);
+        // Else it is emulated, and the model knows its level.
+        if !self.sources.physical_timer_is_linked {
+            return effects;
+        }
+        effects.and(model.set_ppi(vcpu, PHYSICAL_TIMER, is_asserted(read_sysreg!(CNTP_CTL_EL0)), here))
     }
 
     /// The machine's interrupts behind linked ones of the guest.
@@ -415,7 +425,7 @@ fn announce<I: CpuInterface>(model: &mut Vgic, id: VcpuId, is_pending: bool, her
 fn set_lines(model: &mut Vgic, id: VcpuId, lines: TimerLines) -> Effects {
     let mut effects = Effects::default();
     // The usual case, in which the reports would change nothing.
-    if lines != TimerLines::LOW || !model.is_quiet(id, 1 << VIRTUAL_TIMER.raw() | 1 << PHYSICAL_TIMER.raw()) {
+    if lines != TimerLines::LOW || !model.is_quiet(id, TIMERS) {
         for (timer, level) in lines.each() {
             effects = effects.and(model.set_ppi(id, timer, level, &mut Here::without_vcpu()));
         }
