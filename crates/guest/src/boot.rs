@@ -4,7 +4,7 @@
 //! The loader starts the image like Linux: at EL1 with the MMU off, at any multiple of 4 KiB, x0 = DTB. Rust code runs
 //! only after relocation, with `.bss` zeroed, the MMU on, and exceptions reportable.
 
-use core::arch::global_asm;
+use core::arch::{asm, global_asm};
 
 use crate::{mmu, psci};
 
@@ -20,3 +20,21 @@ global_asm!(
     main = sym crate::main,
     system_reset = const psci::SYSTEM_RESET,
 );
+
+/// Clears the part of the first vCPU's stack that is not in use.
+pub fn clear_unused_stack() {
+    // SAFETY: the stack is from `bss_end` on (`link.ld`), and nothing below the stack pointer is in use. Both are
+    // multiples of 16.
+    unsafe {
+        asm!(
+            "adrp {bottom}, bss_end",
+            "add {bottom}, {bottom}, :lo12:bss_end",
+            "mov {top}, sp",
+            "1: stp xzr, xzr, [{bottom}], #16",
+            "cmp {bottom}, {top}",
+            "b.lo 1b",
+            bottom = out(reg) _,
+            top = out(reg) _,
+        );
+    }
+}

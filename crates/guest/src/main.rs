@@ -5,8 +5,8 @@
 //! The command line in the device tree chooses the program (see [`program`]). Each program ends by itself: power-off
 //! after success, or a reset after a line that reports the failure. Only `hang` never ends.
 //!
-//! There is one vCPU, except in the programs that stress EL2. Interrupts stay masked, except where tasks take turns. There is no allocator and no
-//! floating point.
+//! There is one vCPU, except in the programs that stress EL2. Interrupts stay masked, except where tasks take turns. There
+//! is no allocator and no floating point.
 #![no_std]
 #![no_main]
 
@@ -192,6 +192,7 @@ fn run(tree: *const u8) -> Result<(), Failure<'static>> {
         Program::Wild { address } => return Err(Failure::Wild(wild::run(address))),
     }
     if Program::stays(arguments) {
+        boot::clear_unused_stack();
         println!("the guest stays");
         loop {
             core::hint::spin_loop();

@@ -2,7 +2,8 @@
 //! The other vCPUs: how they are started, and what they may use.
 //!
 //! A vCPU runs a function on its own stack, with the MMU on and the first vCPU's map. It ends by switching itself off,
-//! and may be started again. Invariant: a [`Seat`] belongs to the one vCPU that runs on it.
+//! and may be started again. It clears its stack first, where times that it read may be left: two restores of a guest are
+//! to end with the same memory. Invariant: a [`Seat`] belongs to the one vCPU that runs on it.
 
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;
@@ -169,15 +170,22 @@ global_asm!(
     "    mov x30, xzr",
     "    mov x0, x4",
     "    blr x3",
+    "    mov x0, sp",
+    "    mov x1, {stack_size}",
+    "    sub x1, x0, x1",
+    "1:  stp xzr, xzr, [x1], #16",
+    "    cmp x1, x0",
+    "    b.lo 1b",
     "    ldr w0, ={cpu_off}",
     "    hvc #0",
-    "1:  wfi",
-    "    b 1b",
+    "2:  wfi",
+    "    b 2b",
     "    .ltorg",
     ".popsection",
     table = sym mmu::TABLE,
     mair = const mmu::MAIR,
     tcr = const mmu::TCR,
     sctlr = const mmu::SCTLR,
+    stack_size = const STACK,
     cpu_off = const psci::CPU_OFF,
 );
