@@ -10,9 +10,9 @@ use core::arch::asm;
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 
-use twofold_stage2::arm64::{Arm64, IdentityMap};
+use twofold_stage2::arm64::{Arm64, FrameMap, IdentityMap};
 use twofold_stage2::platform::{Dc, Domain, Ic, Platform, Tlbi};
-use twofold_stage2::{MetadataMap, Pa, TableMetadata};
+use twofold_stage2::{MetadataMap, Pa, TableMetadata, Vmids};
 
 /// The instructions that are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +41,8 @@ pub struct Executed {
 }
 
 /// The instructions of this CPU, except those that are left out.
-pub struct Omit {
-    arm64: Arm64<IdentityMap>,
+pub struct Omit<M = IdentityMap> {
+    arm64: Arm64<M>,
     left_out: Cell<LeftOut>,
     executed: RefCell<Vec<Executed>>,
 }
@@ -56,8 +56,18 @@ impl Omit {
     /// frames of that guest.
     pub unsafe fn new(metadata: MetadataMap) -> Self {
         // SAFETY: promised by the caller.
-        let arm64 = Arm64::new(unsafe { IdentityMap::new(metadata) });
-        Self { arm64, left_out: Cell::new(LeftOut::Nothing), executed: RefCell::default() }
+        unsafe { Self::over(IdentityMap::new(metadata)) }
+    }
+}
+
+impl<M: FrameMap> Omit<M> {
+    /// The same over this map of frames.
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Omit::new), for a caller of [`leave_out`](Self::leave_out).
+    pub unsafe fn over(frames: M) -> Self {
+        Self { arm64: Arm64::new(frames), left_out: Cell::new(LeftOut::Nothing), executed: RefCell::default() }
     }
 
     /// Leaves these instructions out from now on.
@@ -93,7 +103,7 @@ impl Omit {
 
 // SAFETY: everything except TLB invalidations and VTTBR is forwarded to `Arm64`, which is a platform; `new` states the
 // condition for leaving those out.
-unsafe impl Platform for Omit {
+unsafe impl<M: FrameMap> Platform for Omit<M> {
     fn tlbi(&self, operation: Tlbi, operand: u64) {
         let combined = matches!(operation, Tlbi::VmallE1 | Tlbi::VmallE1Is | Tlbi::VmallS12E1Is);
         match self.left_out.get() {
@@ -140,5 +150,9 @@ unsafe impl Platform for Omit {
 
     fn metadata(&self, pa: Pa) -> &TableMetadata {
         self.arm64.metadata(pa)
+    }
+
+    fn vmids(&self) -> Option<&Vmids<'_>> {
+        self.arm64.vmids()
     }
 }

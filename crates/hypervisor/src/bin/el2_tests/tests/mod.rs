@@ -14,6 +14,7 @@ mod guest_tables;
 mod mapping;
 mod permissions;
 mod report;
+mod shared_vmids;
 mod splitting;
 mod stage1_walk;
 mod staleness;
@@ -33,6 +34,7 @@ pub fn all() -> impl Iterator<Item = &'static Test> {
         granules::TESTS,
         staleness::TESTS,
         vcpus::TESTS,
+        shared_vmids::TESTS,
         world_switch::TESTS,
         abort::TESTS,
         stage1_walk::TESTS,

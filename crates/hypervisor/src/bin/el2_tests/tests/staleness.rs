@@ -9,7 +9,8 @@
 //!
 //! * VMALLE1IS without IPAS2E1IS, of an ordinary page: QEMU keeps a separate stage-2 entry only for walks of the
 //!   guest's tables, so only the combined entry existed. (`a_table_page` is the case that shows the defect.)
-//! * A VMID that is reused without a flush: QEMU flushes everything when the VMID in VTTBR_EL2 changes.
+//! * A VMID that is reused without a flush, after another VMID was loaded: QEMU flushes everything when the VMID in
+//!   VTTBR_EL2 changes. (`shared_vmids::a_roll_over_needs_an_invalidation` goes from tables to tables under one VMID.)
 //! * A wrong level hint, or a range with a wrong start or end: QEMU ignores the hint, and empties the TLB for any
 //!   range.
 //! * Barriers, cache maintenance, conflicts of entries of two sizes: not modelled.
