@@ -19,37 +19,51 @@ use twofold_workspace::{Workspace, build, output};
 use super::guests::seed;
 use super::harness::{self, Depth};
 
-/// A test: its name, the depth at which it runs, its events, vCPUs and CPU model.
-type Case = (&'static str, Depth, u64, u32, &'static str);
+/// A test.
+struct Case {
+    name: &'static str,
+    depth: Depth,
+    events: u64,
+    vcpus: u32,
+    /// The hypervisor's CPUs.
+    cpus: u32,
+    model: &'static str,
+}
 
-/// Two vCPUs wait for each other at most events, so theirs take many times as long while the machine does other work.
-const CASES: [Case; 5] = [
-    ("replay::events_are_as_on_qemus_own_controller", Depth::Quick, 20_000, 1, machine::CPU_DEFAULT),
-    ("replay::events_of_two_vcpus", Depth::Quick, 10_000, 2, machine::CPU_DEFAULT),
-    ("replay::a_million_events", Depth::Full, 1_000_000, 1, machine::CPU_DEFAULT),
-    ("replay::a_million_events_on_a_lesser_cpu", Depth::Full, 1_000_000, 1, "cortex-a57"),
-    ("replay::many_events_of_two_vcpus", Depth::Full, 300_000, 2, machine::CPU_DEFAULT),
+/// Two vCPUs wait for each other at most events, so theirs take many times as long while the machine does other work. On one
+/// CPU they take turns by slices of a few milliseconds: each such event is two switches, with whatever is pending and active.
+const CASES: [Case; 6] = [
+    Case { name: "replay::events_are_as_on_qemus_own_controller", depth: Depth::Quick, events: 20_000, ..ONE_VCPU },
+    Case { name: "replay::events_of_two_vcpus", depth: Depth::Quick, events: 10_000, ..TWO_VCPUS },
+    Case { name: "replay::a_million_events", ..ONE_VCPU },
+    Case { name: "replay::a_million_events_on_a_lesser_cpu", model: "cortex-a57", ..ONE_VCPU },
+    Case { name: "replay::many_events_of_two_vcpus", ..TWO_VCPUS },
+    Case { name: "replay::events_of_two_vcpus_on_one_cpu", events: 5_000, cpus: 1, ..TWO_VCPUS },
 ];
+const ONE_VCPU: Case =
+    Case { name: "", depth: Depth::Full, events: 1_000_000, vcpus: 1, cpus: 1, model: machine::CPU_DEFAULT };
+const TWO_VCPUS: Case = Case { events: 300_000, vcpus: 2, cpus: 2, ..ONE_VCPU };
 
 /// Returns the tests of this depth.
 pub fn trials(workspace: &Workspace, qemu: &Qemu, depth: Depth) -> Vec<Trial> {
-    let trial = |(name, _, events, vcpus, cpu): Case| {
+    let trial = |case: Case| {
         let (workspace, qemu) = (workspace.clone(), qemu.clone());
+        let (name, model) = (case.name, case.model);
         let test = move || {
-            let pair = Pair { workspace, qemu, vcpus, cpu, seed: seed() };
+            let events = case.events;
+            let pair = Pair { workspace, qemu, case, seed: seed() };
             pair.compare(events).map_err(|error| Failed::from(format!("{error:#}")))
         };
-        harness::trial(name, test).with_kind(cpu.split(',').next().unwrap_or(cpu))
+        harness::trial(name, test).with_kind(model.split(',').next().unwrap_or(model))
     };
-    CASES.into_iter().filter(|(_, of, ..)| depth == Depth::Full || *of == Depth::Quick).map(trial).collect()
+    CASES.into_iter().filter(|case| depth == Depth::Full || case.depth == Depth::Quick).map(trial).collect()
 }
 
 /// The two runs to be compared.
 struct Pair {
     workspace: Workspace,
     qemu: Qemu,
-    vcpus: u32,
-    cpu: &'static str,
+    case: Case,
     seed: u64,
 }
 
@@ -78,7 +92,7 @@ impl Pair {
             let acknowledged = acknowledged(&ours)?;
             ensure!(acknowledged > events / 40, "seed {seed}: {acknowledged} of {events} events took an interrupt");
             let done = ours.last().map_or("", String::as_str);
-            output::line(&format!("{events} events, seed {seed}, {} vCPUs: {done}", self.vcpus))?;
+            output::line(&format!("{events} events, seed {seed}, {} vCPUs: {done}", self.case.vcpus))?;
             return Ok(());
         };
         while part.every > 2 {
@@ -124,8 +138,8 @@ impl Pair {
             loaded: Loaded::Alone { memory: MEMORY },
             spare_memory: 0,
             append: Some(words.to_owned()),
-            cpu: self.cpu.to_owned(),
-            cpus: self.vcpus,
+            cpu: self.case.model.to_owned(),
+            cpus: self.case.vcpus,
             memory_file: None,
             deterministic: false,
         };
@@ -156,7 +170,7 @@ impl Pair {
             initrd: None,
             command_line: words,
             memory: MEMORY,
-            cpus: self.vcpus,
+            cpus: self.case.vcpus,
             pages: Pages::Auto,
             flags: 0,
             devices: Devices::default(),
@@ -167,8 +181,8 @@ impl Pair {
         let boot = Boot {
             label: "replay",
             guests: vec![guest],
-            cpu: self.cpu,
-            host_cpus: None,
+            cpu: self.case.model,
+            host_cpus: Some(self.case.cpus),
             deterministic: false,
             checked: false,
             timeout: Some(LIMIT),
