@@ -52,7 +52,8 @@ impl Has {
         has.add(Group::SCTLR2, cpu.has_sctlr2());
         has.add(Group::S1PIE, cpu.has_s1pie());
         has.add(Group::S1POE, cpu.has_s1poe());
-        has.add(Group::SME, cpu.has_sme());
+        // With FEAT_FGT its registers trap: HFGRTR_EL2 is shut.
+        has.add(Group::SME, cpu.has_sme() && !cpu.has_fgt());
         has.add(Group::GIC, cpu.has_gic_registers());
         // ID_AA64DFR0_EL1.BRPs and WRPs: both are one less than the number. FEAT_Debugv8p9 has more than 16, of which
         // the guest sees 16.
