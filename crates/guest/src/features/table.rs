@@ -45,7 +45,7 @@ pub const HIDDEN: &[(&str, u32)] = &[
     ("LS64, ACCDATA_EL1", read([3, 0, 13, 0, 5])),
     ("FPMR", read([3, 3, 4, 4, 2])),
     ("TME, TSTART", 0xd523_3060),
-    ("NMI, ALLINT", read([3, 0, 4, 3, 0])),
+    ("NMI, MSR ALLINT", 0xd518_4300),
     ("PFAR_EL1", read([3, 0, 6, 0, 5])),
     ("THE, RCWMASK_EL1", read([3, 0, 13, 0, 6])),
     ("AIE, MAIR2_EL1", read([3, 0, 10, 2, 1])),
@@ -67,6 +67,7 @@ pub const UNTRAPPED: &[(&str, u32, bool)] = &[
     ("MTE, IRG", 0x9adf_1000, false),
     ("MTE, LDG", 0xd960_0020, true),
     ("MTE, STG", 0xd920_0821, true),
+    ("NMI, ALLINT", read([3, 0, 4, 3, 0]), false),
     ("SME, TPIDR2_EL0", read([3, 3, 13, 0, 5]), false),
     ("SME, SMPRI_EL1", read([3, 0, 1, 2, 4]), false),
 ];

@@ -85,7 +85,7 @@ registers! {
         SME 24 Hidden(0), "CPTR_EL2.TSM traps it; TPIDR2_EL0 and SMPRI_EL1 only with FEAT_FGT";
         RNDR_trap 28 Hidden(0), "a trap to EL3";
         CSV2_frac 32 Hidden(0), "CSV2 says what is needed";
-        NMI 36 Hidden(0), "HCRX_EL2.TALLINT traps it";
+        NMI 36 Hidden(0), "HCRX_EL2.TALLINT traps writes of ALLINT; a read does not trap, and shows the guest's PSTATE";
         MTE_frac 40 Hidden(0), "as MTE";
         GCS 44 Hidden(0), "HCRX_EL2.GCSEn and HFGRTR_EL2 are clear: it traps";
         THE 48 Hidden(0), "HFGRTR_EL2 traps its registers";
