@@ -74,12 +74,18 @@ fn run(workspace: &Workspace, qemu: &std::path::Path, cpu: &str) -> anyhow::Resu
     command.args(["-machine", "virt,virtualization=on", "-m", "64", "-nic", "none", "-display", "none"]);
     command.args(["-serial", "none", "-monitor", "none", "-semihosting", "-cpu", cpu, "-kernel"]).arg(path);
     let output = subprocess::output(&mut command)?;
+    let said = String::from_utf8_lossy(&output.stderr);
     match output.status.code() {
         Some(0) => Ok(()),
+        None if said.contains(ABORTS) => output::line(&format!(
+            "embedded: {cpu}: not judged, because this QEMU aborts at an AT that stage 2 refuses"
+        )),
         status => bail!(
-            "`{}` ended with {status:?} (tools/embedded/src/main.rs, `Failure`)\n{}",
+            "`{}` ended with {status:?} (tools/embedded/src/main.rs, `Failure`)\n{said}",
             subprocess::shown(&command),
-            String::from_utf8_lossy(&output.stderr)
         ),
     }
 }
+
+/// The assertion of QEMU 10.0 that fails when `AT S12E1R` ends in a fault of stage 2. QEMU 7.2 does not have it.
+const ABORTS: &str = "do_ats_write: Assertion `!res.cacheattrs.is_s2_format' failed";
