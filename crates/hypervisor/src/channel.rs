@@ -253,16 +253,25 @@ pub struct Sender {
 }
 
 impl Channel {
-    /// Makes the driver of the console at `base`, and waits until the device has said whether the port is open.
+    /// Makes the driver of the console at `base`, and waits until the port is open. It gives up if the device does not
+    /// announce the port, or does not open it, for some time: [`Sender::send`] looks again.
     fn open(base: usize) -> Option<Self> {
-        /// Each poll answers what the device said before: two are needed.
-        const POLLS: u32 = 1 << 12;
+        /// Each poll answers what the device said before: two are needed if it says all at once.
+        const AT_ONCE: u32 = 4;
+        /// Seconds. QEMU 10 announces and opens the port by its main loop, so milliseconds later.
+        const ANNOUNCING: u64 = 2;
+        const OPENING: u64 = PATIENCE;
+        /// Without an access to a register, or to a timer: those take the lock that QEMU needs in order to open the port.
+        const PAUSE: u32 = 10_000;
         let mut port = SerialPort::new(Transport(base), Memory).ok()?;
-        for _ in 0..POLLS {
-            port.poll().ok()?;
-            if port.is_open() {
-                break;
+        let [announced, opened] = [ANNOUNCING, OPENING].map(Deadline::after);
+        let mut polls = 0;
+        while !port.is_open() && !if port.is_there() { &opened } else { &announced }.has_passed() {
+            if polls >= AT_ONCE {
+                (0..PAUSE).for_each(|_| hint::spin_loop());
             }
+            port.poll().ok()?;
+            polls += 1;
         }
         let sender = Sender { port, writer: FrameWriter::new(), is_first: true, is_stuck: false };
         Some(Self { sender, session: Session::new(), input: [0; _], unread: 0..0 })

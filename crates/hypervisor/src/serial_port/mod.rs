@@ -120,6 +120,8 @@ pub struct SerialPort<R: Registers, M: SharedMemory> {
     control_out: Queue,
     input: Queue,
     output: Queue,
+    /// The device has the port.
+    there: bool,
     /// The host has the port open.
     open: bool,
     /// A buffer of input that was not read to its end: its number, where reading goes on, its end.
@@ -145,8 +147,8 @@ impl<R: Registers, M: SharedMemory> SerialPort<R, M> {
                 return Err(error);
             }
         };
-        let (open, partial, failed) = (false, None, None);
-        let mut port = Self { registers, memory, control_in, control_out, input, output, open, partial, failed };
+        let (there, open, partial, failed) = (false, false, None, None);
+        let mut port = Self { registers, memory, control_in, control_out, input, output, there, open, partial, failed };
         port.registers.write(register::STATUS, OPERATING);
         port.control_in.lend_all(&mut port.memory);
         port.input.lend_all(&mut port.memory);
@@ -184,6 +186,12 @@ impl<R: Registers, M: SharedMemory> SerialPort<R, M> {
             }
             Ok(())
         })
+    }
+
+    /// Whether the device has announced the port. The host may open it later.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.there && self.failed.is_none()
     }
 
     /// Whether the host has the port open.
@@ -261,13 +269,14 @@ impl<R: Registers, M: SharedMemory> SerialPort<R, M> {
         }
         match message.event.get() {
             event::PORT_ADD => {
+                self.there = true;
                 self.tell(event::PORT_READY);
                 self.tell(event::PORT_OPEN);
                 // QEMU ignored the notification of the input's buffers while the port was closed, and does not ask its
                 // socket for bytes before there is one.
                 self.input.notify(&mut self.registers, &self.memory);
             }
-            event::PORT_REMOVE => self.open = false,
+            event::PORT_REMOVE => (self.there, self.open) = (false, false),
             event::PORT_OPEN => self.open = message.value != 0,
             _ => {}
         }

@@ -11,8 +11,9 @@ fn the_port_opens_as_qemu_opens_it() {
     let device = Shared::new(|_| ());
     let mut port = device.set_up().unwrap();
     assert_eq!(port.send(b"x"), Err(SendError::Closed));
+    assert!(!port.is_there());
     device.settle(&mut port);
-    assert!(device.0.borrow().guest_open && !port.is_open(), "the host has not connected");
+    assert!(device.0.borrow().guest_open && port.is_there() && !port.is_open(), "the host has not connected");
     // QEMU ignores a notification of the input queue that comes before the port is open.
     assert_eq!(device.0.borrow().notifications.iter().rfind(|&&queue| queue >= 3), Some(&4));
     device.0.borrow_mut().open(true);
@@ -23,14 +24,14 @@ fn the_port_opens_as_qemu_opens_it() {
     port.send(b"one").unwrap();
     device.0.borrow_mut().open(false);
     device.settle(&mut port);
-    assert!(!port.is_open());
+    assert!(port.is_there() && !port.is_open());
     assert_eq!(device.0.borrow().sent, [(b"one".to_vec(), false)], "the host had gone");
     // The port goes for good, as by a monitor's device_del.
     device.0.borrow_mut().open(true);
     device.settle(&mut port);
     device.0.borrow_mut().messages.push_back((1, 2, 0, b""));
     device.settle(&mut port);
-    assert!(!port.is_open());
+    assert!(!port.is_there() && !port.is_open());
 }
 
 #[test]
