@@ -96,6 +96,7 @@ pub mod memory;
 mod mitigation;
 pub mod mmio;
 pub mod panic;
+mod physical_offset;
 pub mod platform;
 pub mod pmu;
 pub mod power;

@@ -47,8 +47,8 @@ use crate::virtio::host::{HostCard, HostDisk};
 use crate::virtio::make::{DeviceError, Machine, Supplies};
 use crate::vm::{self, Parts, Vm};
 use crate::{
-    channel, commands, control, cpus, error, heap, host_devices, log, panic, power, println, read_sysreg, serial,
-    shutdown,
+    channel, commands, control, cpus, error, heap, host_devices, log, panic, physical_offset, power, println,
+    read_sysreg, serial, shutdown,
 };
 
 /// Makes the guests and runs them. `bundle` is the boot loader's; `taken` is the rest of the memory.
@@ -199,6 +199,8 @@ pub fn cannot_start(why: &dyn fmt::Display) -> ! {
 }
 
 fn make(board: &'static Board, bundle: &Bundle<'static>, taken: Taken) -> Result<Made, StartupError> {
+    // SAFETY: only the boot CPU runs, and no guest.
+    unsafe { physical_offset::survey() };
     let has = |flag| bundle.flags & flag != 0;
     let vcpus: u32 = bundle.guests.iter().map(|guest| guest.config.cpus).sum();
     let cpus = board.cpus.len().min(vcpus as usize);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The ID registers that announce a CPU's control registers.
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
 use crate::read_sysreg;
 use crate::sysreg::id_field;
 
@@ -27,7 +29,12 @@ pub struct Cpu {
     pub trbidr: u64,
     /// 0 without FEAT_MPAM.
     pub mpamidr: u64,
+    /// The CPUs of this machine ignore CNTPOFF_EL2.
+    pub ignores_offset: bool,
 }
+
+/// [`Cpu::ignore_physical_offset`] was called.
+static IGNORES_OFFSET: AtomicBool = AtomicBool::new(false);
 
 impl Cpu {
     /// The ID registers of this CPU.
@@ -45,6 +52,7 @@ impl Cpu {
             // On a CPU that is older than these registers, their encodings read 0.
             id_aa64mmfr3: read_sysreg!(S3_0_C0_C7_3),
             id_aa64mmfr4: read_sysreg!(S3_0_C0_C7_4),
+            ignores_offset: IGNORES_OFFSET.load(Ordering::Relaxed),
             ..Self::default()
         };
         if cpu.has_pmu() {
@@ -153,9 +161,15 @@ impl Cpu {
         id_field(self.id_aa64mmfr0, 56) >= 2
     }
 
-    /// FEAT_ECV with CNTPOFF_EL2.
+    /// FEAT_ECV with CNTPOFF_EL2, which works.
     pub fn has_physical_offset(&self) -> bool {
-        id_field(self.id_aa64mmfr0, 60) >= 2
+        id_field(self.id_aa64mmfr0, 60) >= 2 && !self.ignores_offset
+    }
+
+    /// CNTPOFF_EL2 was found to have no effect: what is [read](Self::read) from now on says so.
+    #[cfg_attr(not(target_os = "none"), expect(dead_code, reason = "only the image looks"))]
+    pub(crate) fn ignore_physical_offset() {
+        IGNORES_OFFSET.store(true, Ordering::Relaxed);
     }
 
     /// FEAT_VHE.
