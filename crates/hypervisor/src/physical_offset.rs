@@ -4,7 +4,9 @@
 //! QEMU 10.0 announces the offset, and ignores it on a machine without EL3, as if SCR_EL3.ECVEn were clear. A guest would
 //! read the machine's counter. So such a CPU counts as one without an offset: the physical counter and timer trap.
 
-use crate::registers::Cpu;
+use core::sync::atomic::Ordering;
+
+use crate::registers::cpu::{self, Cpu};
 use crate::sysreg::isb;
 use crate::{read_sysreg, write_sysreg};
 
@@ -15,7 +17,7 @@ use crate::{read_sysreg, write_sysreg};
 pub unsafe fn survey() {
     // SAFETY: promised by the caller.
     if Cpu::read().has_physical_offset() && !unsafe { is_applied() } {
-        Cpu::ignore_physical_offset();
+        cpu::IGNORES_OFFSET.store(true, Ordering::Relaxed);
     }
 }
 

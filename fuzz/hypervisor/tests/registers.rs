@@ -8,7 +8,7 @@ use arm_sysregs::el2::fake::SystemRegisters;
 use arm_sysregs::el2::registers::{CptrEl2, HcrEl2, HdfgrtrEl2, HfgitrEl2, HfgrtrEl2, HfgwtrEl2, MdcrEl2, Mpam2El2};
 use twofold_fuzz_hypervisor::faked;
 use twofold_fuzz_hypervisor::registers::access::Access;
-use twofold_fuzz_hypervisor::registers::{self, Confinement, el1, el2, left, shut};
+use twofold_fuzz_hypervisor::registers::{self, Confinement, Cpu, el1, el2, left, shut};
 use twofold_stage2::Features;
 
 /// Returns the names of the registers of EL2, from an independent crate.
@@ -181,6 +181,13 @@ fn no_counter_shows_the_machines_time() {
     let with = written(&[(MMFR0, 2 << 60)]);
     assert_eq!(value(&with, "S3_4_C14_C1_0"), Some(1 << 12 | 1 << 1 | 1), "CNTHCTL_EL2");
     assert_eq!(value(&with, "S3_4_C14_C0_6"), Some(OFFSET), "CNTPOFF_EL2");
+}
+
+#[test]
+fn an_offset_that_the_cpu_ignores_is_none() {
+    let offset = Cpu { id_aa64mmfr0: 2 << 60, ..Cpu::default() };
+    assert!(offset.has_physical_offset());
+    assert!(!Cpu { ignores_offset: true, ..offset }.has_physical_offset());
 }
 
 #[test]

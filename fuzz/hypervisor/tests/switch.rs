@@ -370,6 +370,9 @@ fn the_groups_follow_the_id_registers() {
             assert_eq!(has(id, value << low).has(group), value >= first, "{group:?} where {id} has {value} at {low}");
         }
     }
+    faked::set("ID_AA64PFR1_EL1", 1 << 24);
+    faked::set("ID_AA64MMFR0_EL1", 1 << 56);
+    assert!(!Has::read().has(Group::SME), "FEAT_FGT traps its registers");
     for count in 1..=16 {
         let breakpoints = has("ID_AA64DFR0_EL1", (count - 1) << 12);
         let watchpoints = has("ID_AA64DFR0_EL1", (count - 1) << 20);

@@ -33,8 +33,8 @@ pub struct Cpu {
     pub ignores_offset: bool,
 }
 
-/// [`Cpu::ignore_physical_offset`] was called.
-static IGNORES_OFFSET: AtomicBool = AtomicBool::new(false);
+/// CNTPOFF_EL2 was found to have no effect: what is [read](Cpu::read) from then on says so.
+pub static IGNORES_OFFSET: AtomicBool = AtomicBool::new(false);
 
 impl Cpu {
     /// The ID registers of this CPU.
@@ -164,12 +164,6 @@ impl Cpu {
     /// FEAT_ECV with CNTPOFF_EL2, which works.
     pub fn has_physical_offset(&self) -> bool {
         id_field(self.id_aa64mmfr0, 60) >= 2 && !self.ignores_offset
-    }
-
-    /// CNTPOFF_EL2 was found to have no effect: what is [read](Self::read) from now on says so.
-    #[cfg_attr(not(target_os = "none"), expect(dead_code, reason = "only the image looks"))]
-    pub(crate) fn ignore_physical_offset() {
-        IGNORES_OFFSET.store(true, Ordering::Relaxed);
     }
 
     /// FEAT_VHE.

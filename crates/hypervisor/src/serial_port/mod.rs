@@ -191,7 +191,7 @@ impl<R: Registers, M: SharedMemory> SerialPort<R, M> {
     /// Whether the device has announced the port. The host may open it later.
     #[must_use]
     pub fn is_there(&self) -> bool {
-        self.there && self.failed.is_none()
+        self.there
     }
 
     /// Whether the host has the port open.
