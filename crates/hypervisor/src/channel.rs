@@ -261,12 +261,17 @@ impl Channel {
         /// Seconds. QEMU 10 announces and opens the port by its main loop, so milliseconds later.
         const ANNOUNCING: u64 = 2;
         const OPENING: u64 = PATIENCE;
-        /// Without an access to a register, or to a timer: those take the lock that QEMU needs in order to open the port.
+        /// Rounds of a loop between two polls. A poll takes the lock that QEMU needs in order to open the port, and so does
+        /// a look at the time.
         const PAUSE: u32 = 10_000;
         let mut port = SerialPort::new(Transport(base), Memory).ok()?;
         let [announced, opened] = [ANNOUNCING, OPENING].map(Deadline::after);
         let mut polls = 0;
-        while !port.is_open() && !if port.is_there() { &opened } else { &announced }.has_passed() {
+        while !port.is_open() {
+            let limit = if port.is_there() { &opened } else { &announced };
+            if limit.has_passed() {
+                break;
+            }
             if polls >= AT_ONCE {
                 (0..PAUSE).for_each(|_| hint::spin_loop());
             }

@@ -18,8 +18,7 @@
 //! | any other stage-2 fault, or exit | nothing |
 //! | trapped write of `ICC_SGI1R_EL1` and its like | [`Vgic::send`] |
 //! | trapped write of `ICC_DIR_EL1` | [`Vgic::deactivate`] |
-//! | maintenance interrupt | [`Vgic::sync`] |
-//! | the CPU was kicked for the vCPU | [`Vgic::set_ppi`] of each linked PPI, unless [`Vgic::is_quiet`]; then [`Vgic::sync`] |
+//! | maintenance interrupt; the CPU was kicked for the vCPU | [`Vgic::set_ppi`] of each linked PPI, unless [`Vgic::is_quiet`]; then [`Vgic::sync`] |
 //! | the physical interrupt of a linked PPI | drop its priority, do not deactivate it, [`Vgic::fire`] |
 //! | a device's line changes | [`Vgic::set_spi`], or [`Vgic::set_ppi`] |
 //! | WFI; a vCPU that waits for a page is kicked | [`Vgic::sync`] if it is loaded, then [`Vgic::has_deliverable`] |
